@@ -1,0 +1,20 @@
+"""Backends compute an operator's attention; the operator's meaning is the same on each of them.
+
+A backend is a function `attend(query, key, value, operator, *, scaling, softcap, mask) -> Tensor`.
+`reference` is the specification; every other backend is tested against it.
+"""
+
+from collections.abc import Callable
+
+from softmaxlab.errors import LabError
+
+from . import reference
+
+BACKENDS: dict[str, Callable] = {"reference": reference.attend}
+
+
+def get(name: str) -> Callable:
+    """The `attend` of a backend. Raises LabError on an unknown name."""
+    if name not in BACKENDS:
+        raise LabError(f"unknown backend {name!r}: known are {', '.join(sorted(BACKENDS))}")
+    return BACKENDS[name]

@@ -1,0 +1,95 @@
+"""Conditions: an operator and the layers it goes into, and the named sets of them by section of the paper."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from softmaxlab import operators
+from softmaxlab.errors import LabError
+from softmaxlab.operators import Operator
+
+BASELINE = "softmax()"
+TOPK_FRACTIONS = (0.5, 0.25, 0.15, 0.1, 0.065, 0.026, 0.01, 0.0065)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is evaluated: `operator` in `layers` (all if None), exact softmax in every other layer.
+
+    Text form: the operator's, followed by `@` and the layers where not all are meant:
+    `grid(K=32,R=4)`, `mean_threshold()@3`, `softmax()@0-5,7`.
+    """
+
+    operator: Operator
+    layers: tuple[int, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a text form. Raises LabError on anything that is not one."""
+        operator, at, layers = text.rpartition("@")
+        if not at:
+            return cls(operators.parse(text))
+        return cls(operators.parse(operator), _parse_layers(text, layers))
+
+    def __str__(self) -> str:
+        return str(self.operator) if self.layers is None else f"{self.operator}@{_layers_text(self.layers)}"
+
+    def json(self) -> str:
+        """Canonical JSON of everything that determines the condition; hashed into the keys of results."""
+        layers = None if self.layers is None else list(self.layers)
+        return json.dumps(
+            {"operator": self.operator.as_dict(), "layers": layers}, sort_keys=True, separators=(",", ":")
+        )
+
+    @property
+    def first_layer(self) -> int:
+        """The lowest layer that differs from the baseline; everything below is shared with it."""
+        return 0 if self.layers is None else self.layers[0]
+
+    def at(self, layer: int) -> Operator:
+        """The operator of one layer."""
+        return self.operator if self.layers is None or layer in self.layers else operators.Softmax()
+
+
+def _parse_layers(text: str, layers: str) -> tuple[int, ...]:
+    found: set[int] = set()
+    for part in layers.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+            raise LabError(f"condition {text!r}: {part!r} is not a layer number or a range such as 0-5")
+        found.update(range(int(low), int(high or low) + 1))
+    return tuple(sorted(found))
+
+
+def _layers_text(layers: tuple[int, ...]) -> str:
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def canonical(texts: list[str]) -> list[str]:
+    """The texts in canonical form, in order, without repetition."""
+    return list(dict.fromkeys(str(Condition.parse(t)) for t in texts))
+
+
+def support() -> list[str]:
+    """Support sweep (paper §4.1, D.1): top-k at eight fractions, mean threshold, and their uniform controls."""
+    topk = [f"topk(f={f})" for f in TOPK_FRACTIONS]
+    uniform = ["topk(f=0.5,weights=uniform)", "mean_threshold(weights=uniform)"]
+    return [BASELINE, *topk, "mean_threshold()", *uniform]
+
+
+def geometry() -> list[str]:
+    """Weight map and interval count (paper §4.1, D.1, Figure S4), and the nearest grids at R = 4 (Figure 1C)."""
+    upper = [f"grid(K={k},recon=upper{m})" for m in ("", ",map=linear") for k in (16, 32, 64)]
+    return [BASELINE, *upper, *(f"grid(K={k},R=4)" for k in (16, 32, 64))]
+
+
+def same_support(n_layers: int) -> list[tuple[str, str]]:
+    """The (uniform, softmax) pairs of D_W, one for each layer (paper A.3, Figure 1B)."""
+    return [(f"mean_threshold(weights=uniform)@{i}", f"mean_threshold()@{i}") for i in range(n_layers)]

@@ -1,0 +1,240 @@
+"""A frozen causal language model from a short name, a hub id, a folder or a GGUF file.
+
+Resolving a name is cheap and needs no weights: it yields the identity that keys results. Loading is separate.
+Code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import logging as transformers_logging
+
+from softmaxlab import gguf
+from softmaxlab.errors import LabError
+
+EMBEDDED = "smollm2-135m"
+EMBEDDED_LAYERS = 30  # of the file whose hash is pinned in softmaxlab.gguf; checked on loading
+
+# The ten models of the paper (A.2) by the names used here.
+PAPER_MODELS = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "gemma-2-2b": "google/gemma-2-2b",
+    "mistral-7b-v0.3": "mistralai/Mistral-7B-v0.3",
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model by name.
+
+    Attributes:
+        name: what people call it; also a folder name of results.
+        kind: `embedded`, `gguf`, `directory` or `hub`.
+        source: path or hub id.
+        revision: the hub revision asked for, else empty.
+    """
+
+    name: str
+    kind: str
+    source: str
+    revision: str = ""
+
+    def identity(self) -> str:
+        """What fixes the weights: a file hash, a folder hash, or hub id and commit. Reads no weights but to hash.
+
+        Raises:
+            LabError: the hub's commit can be learned neither from the local cache nor from the hub.
+        """
+        if self.kind == "embedded":
+            return f"gguf:sha256:{gguf.EMBEDDED_SHA256}"
+        if self.kind == "gguf":
+            return f"gguf:sha256:{_file_hash(self.source, Path(self.source).stat().st_mtime_ns)}"
+        if self.kind == "directory":
+            return f"dir:sha256:{_folder_hash(Path(self.source))}"
+        return f"hub:{self.source}@{_hub_commit(self.source, self.revision)}"
+
+    def folder(self) -> tuple[str, dict[str, str]]:
+        """Where transformers finds it: a path or hub id, and the arguments that go with it."""
+        if self.kind == "embedded":
+            return str(gguf.converted(gguf.embedded_file(), gguf.EMBEDDED_SHA256)), {}
+        if self.kind == "gguf":
+            return str(gguf.converted(Path(self.source), self.identity().rpartition(":")[2])), {}
+        return self.source, {"revision": self.revision} if self.revision else {}
+
+
+def resolve(model: str) -> Spec:
+    """The model that a name means.
+
+    Args:
+        model: `smollm2-135m`; a short name of the paper's models; a folder; a .gguf file; a hub id, with
+            `@revision` if wanted.
+
+    Raises:
+        LabError: it is none of these.
+    """
+    if model == EMBEDDED:
+        return Spec(EMBEDDED, "embedded", gguf.EMBEDDED_FILE)
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise LabError(f"model {model!r}: there is no such GGUF file")
+        return Spec(path.stem, "gguf", str(path.resolve()))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LabError(f"model {model!r}: the folder holds no config.json")
+        return Spec(path.resolve().name, "directory", str(path.resolve()))
+    name, _, revision = model.partition("@")
+    if name in PAPER_MODELS:
+        return Spec(name, "hub", PAPER_MODELS[name], revision)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not model.startswith((".", "/")):
+        return Spec(name.replace("/", "--"), "hub", name, revision)
+    known = ", ".join([EMBEDDED, *PAPER_MODELS])
+    raise LabError(
+        f"unknown model {model!r}: give a hub id (org/name), a folder, a .gguf file, or one of {known}"
+    )
+
+
+@lru_cache(maxsize=32)
+def _file_hash(path: str, mtime_ns: int) -> str:
+    return gguf.sha256(Path(path))
+
+
+def _folder_hash(folder: Path) -> str:
+    """Hash over the files that decide the numbers: configuration, weights and tokenizer."""
+    files = sorted(
+        p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".model", ".txt", ".jinja"}
+    )
+    lines = [f"{p.name}:{_file_hash(str(p), p.stat().st_mtime_ns)}" for p in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _hub_commit(repo: str, revision: str) -> str:
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repo, "config.json", revision=revision or None)
+    if isinstance(cached, str):
+        return Path(cached).parent.name
+    try:
+        return HfApi().model_info(repo, revision=revision or None, timeout=10).sha
+    except Exception as error:
+        raise LabError(
+            f"model {repo!r} is not in the local hub cache and the hub cannot be asked ({type(error).__name__}): "
+            f"download it first, e.g. `hf download {repo}`, and for gated models log in with `hf auth login`"
+        ) from error
+
+
+def config(model: str | Spec) -> Any:
+    """The language configuration of a model; no weights are read."""
+    spec = resolve(model) if isinstance(model, str) else model
+    where, arguments = spec.folder()
+    return _from_pretrained(AutoConfig, spec, where, arguments).get_text_config()
+
+
+def n_layers(model: str) -> int:
+    """Number of decoder layers. For the embedded model this needs no file."""
+    spec = resolve(model)
+    return EMBEDDED_LAYERS if spec.kind == "embedded" else config(spec).num_hidden_layers
+
+
+def pick_device(device: str) -> str:
+    """`auto` becomes cuda, mps or cpu, whichever is there first.
+
+    Raises:
+        LabError: an unknown device, or one that is not there.
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device not in DEVICES:
+        raise LabError(f"unknown device {device!r}: use one of {', '.join(DEVICES)}")
+    if device == "auto":
+        return next(d for d in ("cuda", "mps", "cpu") if there[d])
+    if not there[device]:
+        raise LabError(f"device {device!r} is not available here: use auto or cpu")
+    return device
+
+
+@dataclass
+class Loaded:
+    """A frozen model with its tokenizer."""
+
+    spec: Spec
+    model: PreTrainedModel
+    tokenizer: Any
+    dtype: str
+    device: str
+
+    @property
+    def max_context(self) -> int | None:
+        """Positions the model was made for, if its configuration says so."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def load_model(model: str, *, dtype: str = "float32", device: str = "auto") -> Loaded:
+    """Load a model for frozen inference.
+
+    Args:
+        model: see `resolve`.
+        dtype: `float32` or `bfloat16`.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+
+    Raises:
+        LabError: unknown model, dtype or device; files that cannot be read.
+    """
+    if dtype not in DTYPES:
+        raise LabError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+    device = pick_device(device)
+    spec = resolve(model)
+    where, arguments = spec.folder()
+    tokenizer = load_tokenizer(spec)
+    net = _from_pretrained(AutoModelForCausalLM, spec, where, arguments, dtype=DTYPES[dtype])
+    if spec.kind == "embedded" and net.config.num_hidden_layers != EMBEDDED_LAYERS:
+        raise LabError(f"{spec.name} has {net.config.num_hidden_layers} layers, expected {EMBEDDED_LAYERS}")
+    return Loaded(spec, net.to(device).eval().requires_grad_(False), tokenizer, dtype, device)
+
+
+def load_tokenizer(model: str | Spec) -> Any:
+    """The tokenizer of a model."""
+    spec = resolve(model) if isinstance(model, str) else model
+    where, arguments = spec.folder()
+    return _from_pretrained(AutoTokenizer, spec, where, arguments)
+
+
+def _from_pretrained(cls: Any, spec: Spec, where: str, arguments: dict[str, str], **more: Any) -> Any:
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        return cls.from_pretrained(where, trust_remote_code=False, **arguments, **more)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LabError(f"model {spec.name!r} cannot be loaded from {where}: {first}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+if __name__ == "__main__":
+    # `python -m softmaxlab.models NAME` fetches and converts a model, for the set-up.
+    try:
+        print(resolve(sys.argv[1] if len(sys.argv) > 1 else EMBEDDED).folder()[0])
+    except LabError as error:
+        print(f"softmaxlab: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,133 @@
+"""The book's status page: how long each chapter ran, on what, and where every stored result came from.
+
+A reader who doubts a number looks here first. The text around the tables is a template,
+`book/status-template.md`; the page is written to `book/_generated/status.md` at every build.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import string
+import subprocess
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "matplotlib", "jupyter-book", "papermill")
+#: Columns of the provenance table; each is shown if the store has it. The rest is in the files.
+PROVENANCE = (
+    "model",
+    "corpus",
+    "context",
+    "dtype",
+    "backend",
+    "condition",
+    "blocks",
+    "device",
+    "torch",
+    "created",
+)
+
+
+def write_page(root: Path, executed: Sequence[Path]) -> Path:
+    """Write the status page.
+
+    Args:
+        root: folder of the book.
+        executed: the executed notebooks, in the order of the chapters.
+
+    Returns:
+        The page's path.
+    """
+    template = string.Template((root / "book" / "status-template.md").read_text(encoding="utf-8"))
+    text = template.substitute(
+        chapters=table(("Chapter", "Executed (UTC)", "Time (s)", "Parameters"), map(chapter_row, executed)),
+        machine=table(("Item", "Value"), machine_rows(root)),
+        results=results_table(root),
+    )
+    page = root / "book" / "_generated" / "status.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def chapter_row(path: Path) -> tuple[str, str, str, str]:
+    """Link, time of day, duration and parameters of one executed notebook."""
+    import nbformat
+
+    metadata = nbformat.read(path, as_version=4).metadata
+    timing = metadata.get("papermill", {})
+    started = str(timing.get("start_time", ""))[:16].replace("T", " ")
+    parameters = metadata.get("softmaxlab", {}).get("parameters", {})
+    given = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
+    return f"[](../executed/{path.name})", started, f"{timing.get('duration') or 0:.1f}", given or "defaults"
+
+
+def machine_rows(root: Path) -> list[tuple[str, str]]:
+    """What the book was built on."""
+    import psutil
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = [
+        ("Built (UTC)", datetime.now(UTC).strftime("%Y-%m-%d %H:%M")),
+        ("Source", git_state(root)),
+        ("System", f"{platform.system()} {platform.machine()}"),
+        ("Processor", processor()),
+        ("Logical CPUs", str(os.cpu_count())),
+        ("Memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"),
+        ("GPU", ", ".join(gpus) or "none"),
+        ("Python", platform.python_version()),
+    ]
+    return rows + [(name, importlib.metadata.version(name)) for name in PACKAGES]
+
+
+def processor() -> str:
+    """The processor's name; `platform.processor()` says nothing of use on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def git_state(root: Path) -> str:
+    """The commit, and whether files differ from it; or that there is none."""
+
+    def git(*arguments: str) -> str:
+        outcome = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+        return outcome.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "--verify", "HEAD")
+        return f"commit {commit[:12]}" + (" with changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "no git commit"
+
+
+def results_table(root: Path) -> str:
+    """One row a result file, from the provenance that the store keeps beside it."""
+    from softmaxlab.store import Store
+
+    frame = Store(root / "results").provenance()
+    if frame.empty:
+        return "No stored results."
+    columns = [name for name in PROVENANCE if name in frame.columns]
+    rows = frame.sort_values(columns[:-1], kind="stable")[columns].fillna("").astype(str)
+    return table(columns, rows.itertuples(index=False))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; cells are shown as they are, on one line."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell(text) for text in line) + " |" for line in lines)
+
+
+def cell(text: object) -> str:
+    """Text that can stand in a Markdown table: no line break, no bare bar."""
+    return " ".join(str(text).split()).replace("|", "\\|")

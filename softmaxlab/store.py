@@ -1,0 +1,282 @@
+"""Results on disk: one Parquet file per condition, written atomically, keyed by what determines the number.
+
+A file is either whole or absent: it is written beside its place, flushed to the disk and renamed. So a
+killed run loses at most the block it was computing, and the next run finds the others. What a file
+holds is said by the key inside it, not by its name; a file whose key does not belong at its path, or
+that cannot be read, is reported and treated as absent, so that it is computed again and never silently
+used. The key holds everything that determines a loss; what only describes it (device, versions, time)
+is kept beside it as provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from softmaxlab import parquet
+from softmaxlab.errors import LabError
+from softmaxlab.losskey import COLUMNS as COLUMNS
+from softmaxlab.losskey import NAMES, PROTOCOL, ROW_TYPES, TYPES, LossKey, checked_rows, empty, merged_rows
+
+_LOSSES = "losses"
+_FILTERS = (*NAMES, "model_id", "corpus_id", "digest")
+_FOREIGN = "its key belongs to another file name"
+
+
+class Store:
+    """A results folder.
+
+    Args:
+        root: the folder; it is created by the first write.
+
+    Raises:
+        LabError: `root` exists and is not a folder.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        if self.root.exists() and not self.root.is_dir():
+            raise LabError(f"the results folder {self.root} is a file; give a folder.")
+
+    def check_writable(self) -> None:
+        """Create the folder and lock it once, so that a run fails before it computes and not after.
+
+        Raises:
+            LabError: the folder cannot be made or written to.
+        """
+        with parquet.locked(self.root):
+            pass
+
+    # Losses
+
+    def losses(self, key: LossKey) -> pd.DataFrame:
+        """What is stored for a key: columns block, nll, predictions, sorted by block; empty if absent.
+
+        A truncated, foreign or mismatching file is named in a warning and counts as absent.
+        """
+        found = self._read(self._path(key), lambda stored: stored.digest == key.digest)
+        return empty(ROW_TYPES) if found is None else found[1]
+
+    def append_losses(self, key: LossKey, rows: pd.DataFrame, provenance: dict) -> Path:
+        """Add blocks to a condition's file, atomically; two writers lose nothing.
+
+        Args:
+            key: what the losses are of.
+            rows: columns block (int ≥ 0), nll (finite, nats), predictions (int ≥ 1).
+            provenance: JSON-serialisable description of how these rows were made. Blocks that were written
+                with the same description share one segment of the file's provenance list.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            LabError: columns or values that are not the above; a block that is stored already with another
+                value (equal ones are ignored); a folder that cannot be written to. Nothing is changed then.
+        """
+        path = self._path(key)
+        where = f"{key.condition} in {path}"
+        rows = merged_rows(empty(ROW_TYPES), checked_rows(rows, key.condition), where)
+        provenance = json.loads(parquet.canonical(provenance))
+        with parquet.locked(self.root):
+            found = self._read(path, lambda stored: stored.digest == key.digest)
+            old, segments = (empty(ROW_TYPES), []) if found is None else found[1:]
+            merged = merged_rows(old, rows, where)
+            new = sorted({*rows["block"].tolist()} - {*old["block"].tolist()})
+            if new:
+                parquet.write(path, merged, key.entry(), _with_segment(segments, new, provenance))
+        return path
+
+    def frame(self, **filters: object) -> pd.DataFrame:
+        """Tidy losses (`COLUMNS`) of all good files that the filters let through.
+
+        Args:
+            **filters: a value or a list of values for model, corpus, context, bos, dtype, backend,
+                condition, or for model_id, corpus_id, digest; None lets everything through.
+
+        Returns:
+            One row a block; an empty frame if nothing matches.
+
+        Raises:
+            LabError: an unknown filter name; two files that the names alone cannot tell apart (say, two
+                revisions of a model under one name).
+        """
+        found = list(self._good_files(filters))
+        if not found:
+            return empty(TYPES)
+        seen: dict[tuple, tuple[Path, LossKey]] = {}
+        for path, key, _, _ in found:
+            other, its = seen.setdefault(tuple(getattr(key, name) for name in NAMES), (path, key))
+            if its is not key:
+                ids = [f.name for f in fields(LossKey) if getattr(its, f.name) != getattr(key, f.name)]
+                raise LabError(
+                    f"{other} and {path} have the same names and differ in {' and '.join(ids)}; "
+                    f"filter by that or remove one."
+                )
+        counts = [len(rows) for _, _, rows, _ in found]
+        data = {name: np.repeat([getattr(key, name) for _, key, _, _ in found], counts) for name in NAMES}
+        for name in ROW_TYPES:
+            data[name] = np.concatenate([rows[name].to_numpy() for _, _, rows, _ in found])
+        return pd.DataFrame(data).astype(TYPES)
+
+    def provenance(self, **filters: object) -> pd.DataFrame:
+        """Where each file came from: one row a file.
+
+        Args:
+            **filters: as for `frame`.
+
+        Returns:
+            The names and ids of the key, digest, blocks (how many), every provenance entry (nested ones with
+            dots; values that differ between segments joined by "; "), and path, relative to the root.
+        """
+        known = [name for name in _FILTERS if name != "digest"]
+        table = []
+        for path, key, rows, segments in self._good_files(filters):
+            row = {name: getattr(key, name) for name in _FILTERS} | {"blocks": len(rows)}
+            for name, values in _flattened(segments).items():
+                row.setdefault(name, "; ".join(dict.fromkeys(map(str, values))))
+            table.append(row | {"path": path.relative_to(self.root).as_posix()})
+        frame = pd.DataFrame(table, columns=None if table else [*known, "digest", "blocks", "path"])
+        return frame[[name for name in frame.columns if name != "path"] + ["path"]]
+
+    # Other tables
+
+    def put_table(self, kind: str, key: Mapping, frame: pd.DataFrame, provenance: dict) -> Path:
+        """Store a table under <kind>/, atomically; a table with the same key is replaced.
+
+        Args:
+            kind: folder name of letters, digits and dashes; not "losses".
+            key: JSON-serialisable, what determines the table.
+            frame: the table; its index is not kept.
+            provenance: JSON-serialisable.
+
+        Raises:
+            LabError: a kind that is no folder name; a key, table or provenance that cannot be stored; a
+                folder that cannot be written to.
+        """
+        path = self._table_path(kind, key)
+        provenance = json.loads(parquet.canonical(provenance))
+        with parquet.locked(self.root):
+            parquet.write(path, frame, json.loads(parquet.canonical(dict(key))), provenance)
+        return path
+
+    def get_table(self, kind: str, key: Mapping) -> pd.DataFrame | None:
+        """The table stored under kind and key, or None; a bad file is named in a warning and is None."""
+        found = self._read_table(kind, self._table_path(kind, key))
+        return None if found is None else found[1]
+
+    def tables(self, kind: str) -> list[tuple[dict, pd.DataFrame, dict]]:
+        """All good tables of a kind as (key, frame, provenance), sorted by file name."""
+        folder = self._table_path(kind, {}).parent
+        found = (self._read_table(kind, path) for path in sorted(folder.glob("*.parquet")))
+        return [entry for entry in found if entry is not None]
+
+    def _table_path(self, kind: str, key: Mapping) -> Path:
+        if kind == _LOSSES or kind != parquet.slug(kind):
+            raise LabError(f"{kind!r} cannot name a kind of table; use letters, digits, dashes, not 'losses'.")
+        # Through JSON and back, because that is how a reader of the file gets the key.
+        key = json.loads(parquet.canonical(dict(key)))
+        digest = parquet.digest({"kind": kind, "key": key, "protocol": PROTOCOL})
+        readable = parquet.slug("-".join(str(value) for value in key.values()))
+        return self.root / kind / f"{readable}-{digest[:12]}.parquet"
+
+    def _read_table(self, kind: str, path: Path) -> tuple[dict, pd.DataFrame, dict] | None:
+        try:
+            key, frame, provenance = parquet.read(path)
+            if not isinstance(key, dict) or self._table_path(kind, key) != path:
+                raise parquet.BadFile(_FOREIGN)
+        except FileNotFoundError:
+            return None
+        except parquet.BadFile as error:
+            return _report(path, error)
+        return key, frame, provenance
+
+    # Files of losses
+
+    def _path(self, key: LossKey) -> Path:
+        folder = self.root / _LOSSES / parquet.slug(key.model) / parquet.slug(key.corpus) / str(key.context)
+        return folder / f"{parquet.slug(key.condition)}-{key.digest[:12]}.parquet"
+
+    def _read(self, path: Path, accept: Callable[[LossKey], bool]) -> tuple[LossKey, pd.DataFrame, list] | None:
+        """One file of losses, or None where it is absent, bad (with a warning) or not accepted by its key."""
+        try:
+            with parquet.opened(path) as file:
+                key = LossKey.from_entry(file.key)
+                # The path is a function of the key: this catches files that were copied, renamed or edited.
+                if self._path(key) != path:
+                    raise parquet.BadFile(_FOREIGN)
+                if not accept(key):
+                    return None
+                rows = checked_rows(file.frame(), key.condition)
+                if (np.diff(rows["block"]) <= 0).any():
+                    raise parquet.BadFile("its blocks repeat or are out of order")
+                return key, rows, file.provenance
+        except FileNotFoundError:
+            return None
+        except (parquet.BadFile, LabError) as error:
+            return _report(path, error)
+
+    def _good_files(self, filters: Mapping) -> Iterator[tuple[Path, LossKey, pd.DataFrame, list]]:
+        wanted = {}
+        for name, value in filters.items():
+            if name not in _FILTERS:
+                raise LabError(f"unknown filter {name!r}; results can be filtered by {', '.join(_FILTERS)}.")
+            if value is not None:
+                listed = isinstance(value, Iterable) and not isinstance(value, str)
+                wanted[name] = {str(v) for v in value} if listed else {str(value)}
+
+        def accept(key: LossKey) -> bool:
+            return all(str(getattr(key, name)) in values for name, values in wanted.items())
+
+        # Folders are named after the key, so most files need not be opened at all.
+        levels = [wanted.get(name) for name in ("model", "corpus", "context")]
+        for path in _walk(self.root / _LOSSES, levels):
+            found = self._read(path, accept)
+            if found is not None:
+                yield path, *found
+
+
+def _walk(folder: Path, levels: list[set[str] | None]) -> Iterator[Path]:
+    """Parquet files below <folder>/<level>/…, only through the level names that are wanted."""
+    if not levels:
+        yield from sorted(folder.glob("*.parquet"))
+        return
+    slugs = None if levels[0] is None else {parquet.slug(name) for name in levels[0]}
+    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if child.is_dir() and (slugs is None or child.name in slugs):
+            yield from _walk(child, levels[1:])
+
+
+def _with_segment(segments: list, blocks: list[int], provenance: dict) -> list:
+    """The provenance list with these blocks in the segment that was made the same way, else in a new one."""
+    for i, segment in enumerate(segments):
+        if segment["provenance"] == provenance:
+            grown = {"blocks": sorted({*segment["blocks"], *blocks}), "provenance": provenance}
+            return [*segments[:i], grown, *segments[i + 1 :]]
+    return [*segments, {"blocks": blocks, "provenance": provenance}]
+
+
+def _flattened(segments: list) -> dict[str, list]:
+    """Values of each provenance entry over all segments, nested names joined by dots."""
+    values: dict[str, list] = {}
+
+    def collect(entry: object, name: str) -> None:
+        if isinstance(entry, dict):
+            for key, value in entry.items():
+                collect(value, f"{name}.{key}" if name else key)
+        else:
+            values.setdefault(name, []).append(entry)
+
+    for segment in segments:
+        collect(segment["provenance"], "")
+    return values
+
+
+def _report(path: Path, error: Exception) -> None:
+    # The reason ends without a full stop, whoever gave it.
+    warnings.warn(f"{path} is not used and will be computed again: {str(error).rstrip('.')}.", stacklevel=4)
