@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,9 +94,7 @@ def check_supported(model: PreTrainedModel, condition: Condition) -> int:
         raise LabError(f"{name} has attention sinks, which add a term to the row sum; it is not supported")
     other = set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
     if other:
-        raise LabError(
-            f"{name} has layers of type {', '.join(sorted(other))}, which are not softmax attention"
-        )
+        raise LabError(f"{name} has layers of type {', '.join(sorted(other))}, which are not softmax attention")
     n_layers = config.num_hidden_layers
     bad = [i for i in condition.layers or () if i >= n_layers]
     if bad:
@@ -106,14 +104,14 @@ def check_supported(model: PreTrainedModel, condition: Condition) -> int:
 
 @contextmanager
 def inject(
-    model: PreTrainedModel, condition: Condition | Operator, *, backend: str = "reference", **options: Any
+    model: PreTrainedModel, condition: Condition | Operator, *, backend: str | Callable = "reference", **options: Any
 ) -> Iterator[Injection]:
     """While the context is open, `model` computes its attention under `condition`.
 
     Args:
         model: a causal language model of transformers, in eval mode.
         condition: an operator for all layers, or a condition that names layers.
-        backend: which backend computes it.
+        backend: which backend computes it: its name, or a function with the signature of `reference.attend`.
         options: passed to the backend's `attend`, e.g. `chunk`.
 
     Yields:
@@ -126,7 +124,7 @@ def inject(
     if isinstance(condition, Operator):
         condition = Condition(condition)
     injection = Injection(condition, check_supported(model, condition))
-    attend = backends.get(backend)
+    attend = backend if callable(backend) else backends.get(backend)
 
     def forward(
         module: nn.Module,
@@ -151,6 +149,7 @@ def inject(
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap=softcap,
             mask=attention_mask,
+            layer=layer,
             **options,
         )
         return out, None
@@ -182,9 +181,7 @@ def _check_call(
 ) -> None:
     where = f"{type(module).__name__} (layer {getattr(module, 'layer_idx', '?')})"
     if module.training or dropout:
-        raise LabError(
-            f"{where} is in training mode or drops attention weights: only frozen inference is supported"
-        )
+        raise LabError(f"{where} is in training mode or drops attention weights: only frozen inference is supported")
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise LabError(f"{where} is not causal; only causal self-attention is supported")
     for argument, feature in _UNHONOURED.items():

@@ -93,3 +93,75 @@ def geometry() -> list[str]:
 def same_support(n_layers: int) -> list[tuple[str, str]]:
     """The (uniform, softmax) pairs of D_W, one for each layer (paper A.3, Figure 1B)."""
     return [(f"mean_threshold(weights=uniform)@{i}", f"mean_threshold()@{i}") for i in range(n_layers)]
+
+
+def allocation() -> list[str]:
+    """The R sweep at K = 21 and the two other interval counts of I_R (paper §4.2, D.2)."""
+    sweep = [_grid(21, R) for R in (0.25, 0.5, 1, 2, 4, 8)]
+    return [BASELINE, *sweep, *(_grid(K, R) for K in (16, 32) for R in (1, 4))]
+
+
+def allocation_contrast(K: int) -> tuple[str, str]:
+    """The two sides of D_R(K): R = 1 and R = 4, nearest reconstruction (paper §3.2)."""
+    return _grid(K, 1), _grid(K, 4)
+
+
+def reconstruction() -> list[str]:
+    """Three reconstructions of one grid (paper §4.4, D.5)."""
+    return [BASELINE, *(_grid(21, 4, recon) for recon in ("upper", "nearest", "lerp"))]
+
+
+POT_STEPS = (0.5, 1, 2, 4)
+CLAMPS = (12, 14, 16, 20, 24, 32, 48)
+
+
+def power_of_two() -> list[str]:
+    """Octave lattices at the row maximum: steps an octave, clamp sweep, and dropping the tail (paper A.6, D.5)."""
+    pot = [str(operators.PoT(m=float(m))) for m in POT_STEPS]
+    clamp = [str(operators.RowmaxPoT(K_max=k)) for k in CLAMPS]
+    return [BASELINE, *pot, *clamp, *(str(operators.RowmaxPoT(K_max=k, tail="drop")) for k in CLAMPS)]
+
+
+def temperature(alpha: float) -> str:
+    """The condition of one inverse temperature, with every digit of it."""
+    return str(operators.Temperature(alpha=alpha))
+
+
+def rescued(text: str, q: float = 0.9) -> str:
+    """A condition with the softmax mass of S_q restored (paper A.8)."""
+    return str(operators.Rescue(of=operators.parse(text), q=q))
+
+
+def response_map() -> list[str]:
+    """The 56 interventions of the distortion-response map (paper §4.3, Figure 3A).
+
+    The paper names the four kinds and their number but not the list; this list is ours: 32 grids over K, R and
+    reconstruction, 6 octave lattices over m, 9 flattenings and 9 sharpenings.
+    """
+    nearest = [_grid(K, R) for K in (8, 12, 16, 21, 32) for R in (0.5, 1, 2, 4)]
+    upper = [_grid(K, R, "upper") for K in (16, 21, 32, 64) for R in (1, 4)]
+    lerp = [_grid(K, R, "lerp") for K in (8, 16) for R in (1, 4)]
+    pot = [str(operators.PoT(m=float(m))) for m in (0.5, 0.75, 1, 1.5, 2, 3)]
+    flat = [temperature(a) for a in (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95)]
+    sharp = [temperature(a) for a in (1.05, 1.07, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)]
+    return [*nearest, *upper, *lerp, *pot, *flat, *sharp]
+
+
+def reproducibility() -> list[str]:
+    """One condition of each family, for the floor between equivalent implementations."""
+    return [BASELINE, "topk(f=0.25)", _grid(21, 1), _grid(21, 4), "pot(m=1)", "pot(m=2)", temperature(0.9)]
+
+
+def _grid(K: int, R: float, recon: str = "nearest") -> str:
+    return str(operators.Grid(K=K, R=float(R), recon=recon))
+
+
+SECTIONS = {
+    "support": support,
+    "geometry": geometry,
+    "allocation": allocation,
+    "reconstruction": reconstruction,
+    "power-of-two": power_of_two,
+    "response-map": response_map,
+    "reproducibility": reproducibility,
+}

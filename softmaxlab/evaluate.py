@@ -17,7 +17,7 @@ from statistics import median
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from softmaxlab import backends, models
@@ -140,9 +140,7 @@ class _Work:
     provenance: dict[str, object]
 
 
-def _prepare(
-    model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, device: str, batch: int
-) -> _Work:
+def _prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, device: str, batch: int) -> _Work:
     """Load what a run needs, checking what is cheap to check before the weights are read."""
     key = next(iter(keys.values()))
     device = models.pick_device(device)
@@ -188,7 +186,9 @@ class _Run:
         together = [t for t, c in self.parsed.items() if c.first_layer > 0]
         plan = [(g, self._batches(g)) for g in [*alone, together] if g]
         total = sum(len(index) * len(g) for g, batches in plan for index in batches)
-        with tqdm(total=total, unit="block", disable=not (progress and total), dynamic_ncols=True) as bar:
+        # None leaves the choice to TQDM_DISABLE, which the book sets.
+        quiet = None if progress and total else True
+        with tqdm(total=total, unit="block", disable=quiet, dynamic_ncols=True) as bar:
             for group, batches in plan:
                 bar.set_description(group[0] if len(group) == 1 else f"{len(group)} conditions")
                 for index in batches:

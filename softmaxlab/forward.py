@@ -25,9 +25,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n]
     lists = [m for m in lists if any(hasattr(c, "layer_idx") for c in m[0].modules())]
     if len(lists) != 1:
-        raise LabError(
-            f"{type(model).__name__}: {len(lists)} lists of {n} decoder layers found, expected one"
-        )
+        raise LabError(f"{type(model).__name__}: {len(lists)} lists of {n} decoder layers found, expected one")
     return lists[0]
 
 

@@ -97,7 +97,7 @@ def resolve(model: str) -> Spec:
         if not path.is_file():
             raise LabError(f"model {model!r}: there is no such GGUF file")
         return Spec(path.stem, "gguf", str(path.resolve()))
-    if path.is_dir():
+    if model.strip() and path.is_dir():
         if not (path / "config.json").is_file():
             raise LabError(f"model {model!r}: the folder holds no config.json")
         return Spec(path.resolve().name, "directory", str(path.resolve()))
@@ -107,9 +107,7 @@ def resolve(model: str) -> Spec:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not model.startswith((".", "/")):
         return Spec(name.replace("/", "--"), "hub", name, revision)
     known = ", ".join([EMBEDDED, *PAPER_MODELS])
-    raise LabError(
-        f"unknown model {model!r}: give a hub id (org/name), a folder, a .gguf file, or one of {known}"
-    )
+    raise LabError(f"unknown model {model!r}: give a hub id (org/name), a folder, a .gguf file, or one of {known}")
 
 
 @lru_cache(maxsize=32)
@@ -119,9 +117,7 @@ def _file_hash(path: str, mtime_ns: int) -> str:
 
 def _folder_hash(folder: Path) -> str:
     """Hash over the files that decide the numbers: configuration, weights and tokenizer."""
-    files = sorted(
-        p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".model", ".txt", ".jinja"}
-    )
+    files = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".model", ".txt", ".jinja"})
     lines = [f"{p.name}:{_file_hash(str(p), p.stat().st_mtime_ns)}" for p in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -160,7 +160,7 @@ def beside(
     """
     records = [
         {
-            what: label,
+            what: _unbroken(label),
             f"{ours}, {kind('measured')}": interval(estimate, transform),
             f"{theirs}, {kind('published')}": text(value),
             "signs": agreement(estimate, value, neutral=transform(0.0)),
@@ -168,6 +168,11 @@ def beside(
         for label, estimate, value in rows
     ]
     return table(pd.DataFrame(records).set_index(what), caption)
+
+
+def _unbroken(label: str) -> str:
+    # A label may break over lines, but not inside `K = 32` or `50 %`.
+    return label.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
 def table(frame: pd.DataFrame, caption: str) -> Styler:
@@ -179,7 +184,7 @@ def table(frame: pd.DataFrame, caption: str) -> Styler:
         frame = frame.rename_axis(index=None, columns=frame.index.name)
     unique = hashlib.sha256(f"{caption}{list(frame.columns)}".encode()).hexdigest()[:8]
     styler = Styler(frame, uuid=unique, cell_ids=False, caption=caption)
-    wrap = {"selector": "th", "props": "white-space: normal; max-width: 26rem"}
+    wrap = {"selector": "th", "props": "white-space: normal; max-width: 26rem; min-width: 3rem"}
     return styler.format(na_rep=MISSING).set_table_styles([wrap])
 
 

@@ -16,19 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "matplotlib", "jupyter-book", "papermill")
-#: Columns of the provenance table; each is shown if the store has it. The rest is in the files.
-PROVENANCE = (
-    "model",
-    "corpus",
-    "context",
-    "dtype",
-    "backend",
-    "condition",
-    "blocks",
-    "device",
-    "torch",
-    "created",
-)
+#: What files have in common that one run wrote: the first table has a row for each such set of values.
+RUN = ("model", "corpus", "context", "device", "date", "dtype", "torch", "transformers", "backend", "bos")
 
 
 def write_page(root: Path, executed: Sequence[Path]) -> Path:
@@ -61,7 +50,7 @@ def chapter_row(path: Path) -> tuple[str, str, str, str]:
     timing = metadata.get("papermill", {})
     started = str(timing.get("start_time", ""))[:16].replace("T", " ")
     parameters = metadata.get("softmaxlab", {}).get("parameters", {})
-    given = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
+    given = ", ".join(code(f"{name} = {value!r}") for name, value in parameters.items())
     return f"[](../executed/{path.name})", started, f"{timing.get('duration') or 0:.1f}", given or "defaults"
 
 
@@ -111,18 +100,32 @@ def git_state(root: Path) -> str:
 
 
 def results_table(root: Path) -> str:
-    """One row a result file, from the provenance that the store keeps beside it."""
+    """The runs that wrote the result files, and folded below them the files, from the store's provenance."""
     from softmaxlab.store import Store
 
     frame = Store(root / "results").provenance()
     if frame.empty:
         return "No stored results."
-    columns = [name for name in PROVENANCE if name in frame.columns]
-    rows = frame.sort_values(columns[:-1], kind="stable")[columns].fillna("").astype(str)
-    return table(columns, rows.itertuples(index=False))
+    names = [name for name in RUN if name in frame.columns]
+    frame = frame.fillna(dict.fromkeys(names, ""))
+    runs = []
+    for values, files in frame.groupby(names, sort=False):
+        low, high = files["blocks"].min(), files["blocks"].max()
+        counts = (len(files), f"{low}" if low == high else f"{low} to {high}")
+        runs.append((*values[:3], *counts, *values[3:]))
+    rows = [(code(row.condition), row.blocks, code(row.path)) for row in frame.itertuples()]
+    files = table(("condition", "blocks", "file under results/"), rows)
+    folded = f":::{{dropdown}} All {len(rows)} files\n{files}\n:::"
+    head = (*names[:3], "conditions", "blocks", *names[3:])
+    return f"{table(head, runs)}\n\n{folded}"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def code(text: object) -> str:
+    """Text shown as it is, without Markdown and typographic quotes."""
+    return f"`{text}`"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; cells are shown as they are, on one line."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell(text) for text in line) + " |" for line in lines)

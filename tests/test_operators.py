@@ -10,10 +10,10 @@ import pytest
 import torch
 import twins
 
-from softmaxlab import operators
+from softmaxlab import conditions, operators
 from softmaxlab.conditions import Condition, geometry, same_support, support
 from softmaxlab.errors import LabError
-from softmaxlab.operators import Grid, MeanThreshold, Softmax, TopK
+from softmaxlab.operators import Grid, MeanThreshold, PoT, Rescue, RowmaxPoT, Softmax, Temperature, TopK
 from softmaxlab.operators.grid import edge_fractions, interval_closed_form, interval_search
 from softmaxlab.operators.support import kept_counts
 
@@ -25,16 +25,25 @@ GRIDS = [
     for map_ in ("exp", "linear")
 ]
 SUPPORTS = [TopK(f=f, weights=w) for f in (1.0, 0.5, 0.15, 0.0065) for w in ("softmax", "uniform")]
-ALL = [Softmax(), *SUPPORTS, MeanThreshold(), MeanThreshold(weights="uniform"), *GRIDS]
+LATTICES = [
+    *(PoT(m=m) for m in (0.5, 1.0, 1.5, 2.0, 4.0)),
+    *(RowmaxPoT(K_max=k, tail=tail) for k in (1, 12, 48) for tail in ("clamp", "drop")),
+]
+TEMPERATURES = [Temperature(alpha=a) for a in (0.3, 0.95, 1.7)]
+PLAIN = [Softmax(), *SUPPORTS, MeanThreshold(), MeanThreshold(weights="uniform"), *GRIDS, *LATTICES, *TEMPERATURES]
+RESCUED = [Rescue(of=of, q=q) for of in (TopK(f=0.15), PoT(m=1.0), *TEMPERATURES) for q in (0.5, 0.9)]
+ALL = [*PLAIN, *RESCUED]
+# Weights relative to the row maximum: not those of the uniform and linear controls, nor renormalised ones.
 EXPONENTIAL = [
-    op for op in ALL if getattr(op, "weights", "softmax") == "softmax" and getattr(op, "map", "exp") == "exp"
+    op for op in PLAIN if getattr(op, "weights", "softmax") == "softmax" and getattr(op, "map", "exp") == "exp"
 ]
 
 
 def twin(operator, row):
-    return getattr(twins, operator.name)(
-        row, **{f.name: getattr(operator, f.name) for f in dataclasses.fields(operator)}
-    )
+    arguments = {f.name: getattr(operator, f.name) for f in dataclasses.fields(operator)}
+    if operator.name == "rescue":
+        arguments["of"] = twin(operator.of, row)
+    return getattr(twins, operator.name)(row, **arguments)
 
 
 def on_row(operator, row):
@@ -61,6 +70,8 @@ def test_tensor_code_equals_scalar_twin(operator):
             # A level may differ by one interval where FP32 cannot tell on which side of an edge u lies.
             off = ~np.isclose(got, want, rtol=3e-5, atol=1e-7)
             assert off.sum() <= _near_an_edge(operator, row), (row, got[off], want[off])
+        elif operator.name == "rescue":
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-12)
         else:
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-30)
 
@@ -200,6 +211,48 @@ def test_pooled_densities_are_those_the_paper_reports():
     assert round(100 * operators.pooled_density(0.0065, 2048), 2) == 0.70
 
 
+@hypothesis.given(
+    row=st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=40), m=st.sampled_from([0.5, 1.0, 2.0, 4.0])
+)
+@hypothesis.settings(deadline=None, max_examples=200)
+def test_lattice_errors_lie_in_their_envelope(row, m):
+    """Paper A.6: |ε| ≤ ln 2/(2m); the slack is FP32's rounding of Δ."""
+    s = np.array(row)
+    w = on_row(PoT(m=m), row).double().numpy()
+    kept = w > 1e-37
+    epsilon = np.log(w[kept]) - (s - s.max())[kept]
+    assert (np.abs(epsilon) <= math.log(2) / (2 * m) + 1e-5).all()
+
+
+def test_the_largest_clamp_is_the_lattice_without_one():
+    torch.manual_seed(7)
+    scores, valid = torch.randn(20, 100) * 3, torch.ones(100, dtype=torch.bool)
+    assert torch.equal(RowmaxPoT(K_max=200)(scores, valid), PoT(m=1.0)(scores, valid))
+    dropped = RowmaxPoT(K_max=5, tail="drop")(scores, valid)
+    assert set(dropped.unique().tolist()) <= {0.0, *(2.0**-d for d in range(6))}
+
+
+def test_rescue_restores_the_mass_of_both_sides():
+    torch.manual_seed(8)
+    scores, valid = torch.randn(30, 80) * 3, torch.ones(80, dtype=torch.bool)
+    p = operators.probabilities(Softmax(), scores, valid)
+    for q in (0.5, 0.9, 0.99):
+        inside = operators.high_mass_set(p.double(), q)
+        assert ((p * inside).sum(-1) >= q - 1e-6).all()
+        smallest = p.masked_fill(~inside, 2).amin(-1)
+        assert ((p * inside).sum(-1) - smallest < q).all(), "one key fewer would not reach q"
+        rescued = operators.probabilities(Rescue(of=Temperature(alpha=0.5), q=q), scores, valid)
+        torch.testing.assert_close((rescued * inside).sum(-1), (p * inside).sum(-1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(operators.probabilities(Rescue(of=Softmax()), scores, valid), p)
+
+
+def test_the_sets_of_conditions_are_canonical_and_as_many_as_the_paper_says():
+    for name, section in conditions.SECTIONS.items():
+        assert conditions.canonical(section()) == section(), name
+    assert len(conditions.response_map()) == 56
+    assert len(set(conditions.response_map())) == 56
+
+
 def test_ties_at_the_last_kept_score_all_stay():
     assert on_row(TopK(f=0.25, weights="uniform"), [1.0, 1.0, 1.0, 0.0]).tolist() == [1, 1, 1, 0]
 
@@ -241,6 +294,14 @@ def test_canonical_json_holds_every_field_and_tells_conditions_apart():
         ("topk(f=half)", "'half'"),
         ("topk(0.5)", "field=value"),
         ("mean_threshold(weights=rel)", "softmax, uniform"),
+        ("pot(m=0)", "m is 0.0"),
+        ("pot(m=-1)", "m is -1.0"),
+        ("rowmax_pot(K_max=0)", "K_max is 0"),
+        ("rowmax_pot(K_max=5,tail=cut)", "clamp, drop"),
+        ("temperature(alpha=0)", "alpha is 0.0"),
+        ("rescue(of=softmax(),q=1)", "(0, 1)"),
+        ("rescue(q=0.9)", "needs a value for of"),
+        ("rescue(of=nothing())", "unknown operator 'nothing'"),
         ("softmax", None),
         ("softmax()@", "'softmax()@'"),
         ("softmax()@5-2", "'5-2'"),

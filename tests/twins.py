@@ -55,3 +55,40 @@ def grid(row, *, K, R=1.0, recon="nearest", map="exp"):
             t = (u - lo) / (hi - lo)
             out.append((1 - t) * weight(lo) + t * weight(hi))
     return out
+
+
+def pot(row, *, m):
+    return [2 ** (-math.floor(m * d + 0.5) / m) for d in _octaves(row)]
+
+
+def rowmax_pot(row, *, K_max, tail="clamp"):
+    out = []
+    for octaves in _octaves(row):
+        d = math.floor(octaves + 0.5)
+        out.append(2.0 ** -min(d, K_max) if tail == "clamp" or d <= K_max else 0.0)
+    return out
+
+
+def _octaves(row):
+    return [(max(row) - s) / math.log(2) for s in row]
+
+
+def temperature(row, *, alpha):
+    return [math.exp(alpha * (s - max(row))) for s in row]
+
+
+def rescue(row, *, of, q):
+    """`of` is the twin's own result: the rescued operator's weights of the row."""
+    p, p_hat = ([w / math.fsum(ws) for w in ws] for ws in (softmax(row), of))
+    inside, mass = set(), 0.0
+    for j in sorted(range(len(row)), key=lambda j: (-p[j], j)):
+        if mass >= q:
+            break
+        inside.add(j)
+        mass += p[j]
+    out = [0.0] * len(row)
+    for side in (inside, set(range(len(row))) - inside):
+        exact, approximate = (math.fsum(x[j] for j in side) for x in (p, p_hat))
+        for j in side:
+            out[j] = p_hat[j] * exact / approximate if approximate > 0 else 0.0
+    return out

@@ -1,6 +1,6 @@
 """Backends compute an operator's attention; the operator's meaning is the same on each of them.
 
-A backend is a function `attend(query, key, value, operator, *, scaling, softcap, mask) -> Tensor`.
+A backend is a function `attend(query, key, value, operator, *, scaling, softcap, mask, layer) -> Tensor`.
 `reference` is the specification; every other backend is tested against it.
 """
 
@@ -8,9 +8,14 @@ from collections.abc import Callable
 
 from softmaxlab.errors import LabError
 
-from . import reference
+from . import reference, variants
 
-BACKENDS: dict[str, Callable] = {"reference": reference.attend}
+BACKENDS: dict[str, Callable] = {
+    "reference": reference.attend,
+    "reference-search": variants.search,
+    "reference-chunked": variants.chunked,
+    "reference-float64": variants.float64,
+}
 
 
 def get(name: str) -> Callable:

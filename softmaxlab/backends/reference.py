@@ -10,7 +10,7 @@ from torch import Tensor
 from softmaxlab.operators import Operator, normaliser
 
 # Scores of one chunk. On a CPU small chunks stay in cache; on a GPU large ones fill it.
-ELEMENTS = {"cpu": 2**21, "other": 2**27}
+ELEMENTS = {"cpu": 2**21, "other": 2**25}
 
 
 def chunk_length(query: Tensor, n_keys: int) -> int:
@@ -29,7 +29,9 @@ def attend(
     scaling: float,
     softcap: float | None = None,
     mask: Tensor | None = None,
+    layer: int = 0,
     chunk: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Attention with `operator` in the place of softmax.
 
@@ -41,7 +43,9 @@ def attend(
         softcap: s ← softcap·tanh(s/softcap) after the scaling, if given.
         mask: bool, (batch or 1, 1, queries, keys), True where a key may be seen. None means causal, with
             as many queries as keys.
+        layer: index of the layer; the same for all here, of use to backends that keep records.
         chunk: queries at a time; 0 chooses by `chunk_length`.
+        dtype: of scores, weights, row sums and products. float32 is the definition; float64 measures what it costs.
 
     Returns:
         (batch, queries, heads, dim) in the dtype of `query`; zeros where a query sees no key.
@@ -55,10 +59,10 @@ def attend(
         # Under a plain causal mask the keys after the chunk's last query have weight 0: leave them out.
         keys = n_keys if mask is not None else stop
         valid = causal(start, stop, query.device) if mask is None else mask[:, :, None, start:stop]
-        k, v = key[:, :, None, :keys].float(), value[:, :, None, :keys].float()
-        q = query[:, :, start:stop].float().unflatten(1, (kv_heads, -1))
+        k, v = key[:, :, None, :keys].to(dtype), value[:, :, None, :keys].to(dtype)
+        q = query[:, :, start:stop].to(dtype).unflatten(1, (kv_heads, -1))
         s = scores(q, k, scaling=scaling, softcap=softcap).masked_fill_(~valid, -torch.inf)
-        w = operator(s, valid)
+        w = operator(s, valid).to(dtype)
         pv = (w @ v) / normaliser(w, s)
         out[:, start:stop] = pv.flatten(1, 2).transpose(1, 2).to(out.dtype)
     return out

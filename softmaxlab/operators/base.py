@@ -137,9 +137,7 @@ def catalogue() -> list[tuple[str, str]]:
     """Every operator: its text form with all fields, and one line on what it does."""
     rows = []
     for name, cls in _REGISTRY.items():
-        shown = ",".join(
-            f.name if f.default is MISSING else f"{f.name}={_text(f.default)}" for f in fields(cls)
-        )
+        shown = ",".join(f.name if f.default is MISSING else f"{f.name}={_text(f.default)}" for f in fields(cls))
         rows.append((f"{name}({shown})", cls.summary))
     return rows
 

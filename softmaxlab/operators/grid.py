@@ -68,9 +68,7 @@ class Grid(Operator):
     recon: str = "nearest"
     map: str = "exp"
     name: ClassVar[str] = "grid"
-    summary: ClassVar[str] = (
-        "K intervals over the row's full range, R times wider at the bottom than at the top"
-    )
+    summary: ClassVar[str] = "K intervals over the row's full range, R times wider at the bottom than at the top"
 
     def __post_init__(self) -> None:
         if self.K < 1:
@@ -101,7 +99,8 @@ class Grid(Operator):
         if self.recon == "upper":
             return value(a + 1)
         if self.recon == "nearest":
-            return value(a + (t - edge[a] >= edge[a + 1] - t))
+            middle = ((exact[1:] + exact[:-1]) / 2).to(t.dtype)  # of each interval; at it, the upper edge is nearest
+            return value(a + (t >= middle[a]))
         if self.map == "linear":
             return t
         x = ((t - edge[a]) / (edge[a + 1] - edge[a])).clamp(0, 1)

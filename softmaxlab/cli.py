@@ -1,0 +1,256 @@
+"""The commands. No logic of their own: each calls the function of the package that bears its meaning."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import App, Parameter
+
+from softmaxlab import __version__
+from softmaxlab.errors import LabError
+
+app = App(name="softmaxlab", version=__version__, default_parameter=Parameter(negative=()))
+app.help = "How accurate must the exponential in attention be, and what does a coarser one buy?"
+
+
+@app.command
+def operators() -> None:
+    """List every operator: its text form with all fields, and one line on what it does."""
+    from softmaxlab.operators import catalogue
+
+    rows = sorted(catalogue())
+    width = max(len(text) for text, _ in rows)
+    for text, summary in rows:
+        print(f"{text:<{width}}  {summary}")
+
+
+@app.command
+def evaluate(
+    *conditions: str,
+    model: str = "smollm2-135m",
+    corpus: str = "wikitext103",
+    context: int = 2048,
+    blocks: int = 0,
+    dtype: str = "float32",
+    device: str = "auto",
+    results: str = "results",
+    bos: str = "stream",
+    backend: str = "reference",
+    batch: int = 0,
+) -> None:
+    """Compute and store per-block losses; what is stored already is not computed again.
+
+    Parameters
+    ----------
+    conditions
+        Text forms such as "softmax()" or "grid(K=32,R=4)@3". Prints each one's difference to softmax().
+    model
+        A short name, a hub id (org/name@revision), a folder or a .gguf file.
+    corpus
+        wikitext103, pydoc (offline), or a text file.
+    context
+        Tokens of a block.
+    blocks
+        How many blocks; 0: all of the first 200,000 tokens.
+    dtype
+        float32 or bfloat16.
+    device
+        auto, cpu, cuda or mps.
+    results
+        Folder of the stored losses.
+    bos
+        stream, block or none.
+    backend
+        What computes attention.
+    batch
+        Blocks a forward pass; 0 chooses.
+    """
+    from softmaxlab import evaluate, statistics
+    from softmaxlab.conditions import BASELINE, canonical
+
+    texts = canonical(list(conditions))
+    frame = evaluate.losses(
+        texts,
+        model=model,
+        corpus=corpus,
+        context=context,
+        blocks=blocks,
+        dtype=dtype,
+        device=device,
+        results=results,
+        bos=bos,
+        backend=backend,
+        batch=batch,
+    )
+    means = frame.groupby("condition", sort=False).nll.agg(["mean", "count"])
+    for text, (mean, count) in means.iterrows():
+        line = f"{text}: NLL {mean:.6f} over {count:.0f} blocks"
+        if BASELINE in texts and text != BASELINE and count > 1:
+            line += f", ΔNLL {statistics.delta_nll(frame, text)}"
+        print(line)
+
+
+@app.command
+def results(
+    *,
+    folder: str = "results",
+    model: str | None = None,
+    corpus: str | None = None,
+    context: int | None = None,
+    bos: str | None = None,
+    dtype: str | None = None,
+    backend: str | None = None,
+    condition: str | None = None,
+    csv: bool = False,
+) -> None:
+    """Show what is stored: one line a condition, or with --csv one row a block.
+
+    Parameters
+    ----------
+    folder
+        Folder of the stored losses.
+    csv
+        Tidy CSV on standard output: model, corpus, context, bos, dtype, backend, condition, block, nll, predictions.
+    """
+    from softmaxlab.conditions import Condition
+
+    store = _store(folder)
+    if condition is not None:
+        condition = str(Condition.parse(condition))
+    frame = store.frame(
+        model=model, corpus=corpus, context=context, bos=bos, dtype=dtype, backend=backend, condition=condition
+    )
+    if csv:
+        frame.to_csv(sys.stdout, index=False)
+        return
+    if frame.empty:
+        print(f"nothing stored in {store.root} matches", file=sys.stderr)
+        return
+    names = list(frame.columns[: list(frame.columns).index("block")])
+    table = frame.groupby(names, sort=False).nll.agg(blocks="count", nll="mean").reset_index()
+    print(table.to_string(index=False))
+
+
+@app.command
+def contrast(
+    plus: str,
+    minus: str,
+    /,
+    *,
+    folder: str = "results",
+    model: str = "smollm2-135m",
+    corpus: str = "wikitext103",
+    context: int = 2048,
+    bos: str = "stream",
+    dtype: str = "float32",
+    backend: str = "reference",
+) -> None:
+    """The paired difference of two stored conditions, with its 95% block-bootstrap interval.
+
+    Parameters
+    ----------
+    plus
+        The condition whose loss is taken, e.g. "grid(K=21)".
+    minus
+        The condition whose loss is subtracted, e.g. "grid(K=21,R=4)".
+    folder
+        Folder of the stored losses.
+    """
+    from softmaxlab import corpus as corpora
+    from softmaxlab import models, statistics
+    from softmaxlab.conditions import Condition
+
+    plus, minus = (str(Condition.parse(text)) for text in (plus, minus))
+    frame = _store(folder).frame(
+        model=models.resolve(model).name,
+        corpus=corpora.corpus_name(corpus),
+        context=context,
+        bos=bos,
+        dtype=dtype,
+        backend=backend,
+        condition=[plus, minus],
+    )
+    missing = [text for text in (plus, minus) if text not in set(frame.condition)]
+    if missing:
+        raise LabError(
+            f"{missing[0]} is not stored in {folder} for {model}, {corpus}, context {context}, {dtype}: "
+            f"run `softmaxlab evaluate` with it first"
+        )
+    estimate = statistics.contrast(frame, plus, minus)
+    percent, low, high = estimate.ppl_change
+    print(f"{plus} − {minus}: {estimate} nats, {estimate.resolved}, {estimate.n_blocks} blocks")
+    print(f"perplexity ratio: {percent:+.4g}% [{low:+.4g}, {high:+.4g}]")
+
+
+@app.command
+def book(
+    *chapters: str,
+    parameter: Annotated[list[str] | None, Parameter(name=["--parameter", "-p"])] = None,
+    execute: Annotated[bool, Parameter(negative="--no-execute")] = True,
+    strict: Annotated[bool, Parameter(negative="--no-strict")] = True,
+    time_limit: int = 1800,
+) -> None:
+    """Execute the chapters and build the book.
+
+    Parameters
+    ----------
+    chapters
+        Names or numbers of the chapters to execute, e.g. 02; all if none is given.
+    parameter
+        name=value for the chapters' parameters cells; may be given several times.
+    execute
+        Execute the chapters whose inputs changed.
+    strict
+        Treat every warning of the build as an error.
+    time_limit
+        Seconds that a cell may take.
+    """
+    from softmaxlab.book import build
+
+    page = build(
+        chapters=list(chapters) or None,
+        parameters=dict(_assignment(text) for text in parameter or []),
+        execute=execute,
+        strict=strict,
+        time_limit_s=time_limit,
+    )
+    print(f"the book is at {page}")
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise LabError(f"parameter {text!r} is not of the form name=value")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a bare word is text
+
+
+def _store(folder: str):
+    from softmaxlab.evaluate import find_results
+    from softmaxlab.store import Store
+
+    root = find_results(folder)
+    if not Path(root).is_dir():
+        raise LabError(f"there is no results folder {root}: `softmaxlab evaluate` makes one")
+    return Store(root)
+
+
+def main() -> None:
+    """Entry point: bad input is one sentence on standard error and exit code 2."""
+    try:
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
+    except (LabError, cyclopts.CycloptsError) as error:
+        print(f"softmaxlab: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `… | head` closed the pipe; that is the reader's right
+        sys.stderr.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The reproducibility floor: how far the same condition differs between implementations of the same definition.
+
+A lattice or a grid turns a rounding difference in a score into a step of a weight, and the layers above
+amplify it. So two correct implementations disagree, block by block and a little in the mean. A mean loss
+smaller than that disagreement cannot be told from rounding, whatever its bootstrap interval says: the
+interval measures the spread over blocks, not over implementations. The paper has no such control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pandas as pd
+
+from softmaxlab import conditions, operators
+from softmaxlab.errors import LabError
+
+REFERENCE = "reference"
+VARIANTS = {
+    "reference-search": "a grid's interval by searching the edges",
+    "reference-chunked": "96 queries at a time",
+    "reference-float64": "scores, weights and products in float64",
+}
+
+
+def family(condition: str) -> str:
+    """`smooth` for operators without steps, `octave`, `half octave` or `lattice` for PoT, `grid`, `support`."""
+    operator = conditions.Condition.parse(condition).operator
+    match operator:
+        case operators.Grid(recon="lerp") | operators.Softmax() | operators.Temperature():
+            return "smooth"
+        case operators.Grid():
+            return "grid"
+        case operators.RowmaxPoT() | operators.PoT(m=1.0):
+            return "octave"
+        case operators.PoT(m=2.0):
+            return "half octave"
+        case operators.PoT():
+            return "lattice"
+        case operators.Rescue():
+            return family(str(operator.of))
+        case _:
+            return "support"
+
+
+def differences(losses: Callable[..., pd.DataFrame], texts: Iterable[str] | None = None) -> pd.DataFrame:
+    """How each variant's ΔNLL differs from the reference's on the same blocks.
+
+    Args:
+        losses: `evaluate.losses` with model, corpus and so on bound; called with `backend=`.
+        texts: conditions; default `conditions.reproducibility()`.
+
+    Returns:
+        One row a condition and variant: condition, family, variant, mean, sd (over blocks, n − 1),
+        max (largest absolute difference of a block), n_blocks; nats.
+    """
+    texts = conditions.canonical([conditions.BASELINE, *(texts or conditions.reproducibility())])
+    reference = _delta(losses(texts, backend=REFERENCE))
+    rows = []
+    for variant in VARIANTS:
+        # A search over edges differs from the closed form for grids alone.
+        wanted = [t for t in texts if variant != "reference-search" or family(t) == "grid"]
+        other = _delta(losses([conditions.BASELINE, *wanted], backend=variant))
+        for text in wanted:
+            if text == conditions.BASELINE:
+                continue
+            d = (other[text] - reference[text]).dropna()
+            if len(d) < 2:
+                raise LabError(f"{text} has {len(d)} blocks under {variant}, but a spread needs at least 2")
+            row = {"condition": text, "family": family(text), "variant": variant, "mean": d.mean()}
+            rows.append(row | {"sd": d.std(ddof=1), "max": d.abs().max(), "n_blocks": len(d)})
+    return pd.DataFrame(rows)
+
+
+def _delta(frame: pd.DataFrame) -> pd.DataFrame:
+    wide = frame.pivot(index="block", columns="condition", values="nll")
+    return wide.sub(wide[conditions.BASELINE], axis=0)
+
+
+def floors(differences: pd.DataFrame) -> pd.Series:
+    """The floor of each family: the largest absolute mean difference seen, in nats, indexed by family.
+
+    A family that was not measured takes the largest floor of all.
+    """
+    found = differences.assign(size=differences["mean"].abs()).groupby("family")["size"].max()
+    return found.reindex([*found.index, "any"], fill_value=float(found.max()))
+
+
+def of(condition: str, floors: pd.Series) -> float:
+    """The floor that applies to a condition, in nats."""
+    return float(floors.get(family(condition), floors["any"]))
+
+
+def below(value: float, floor: float) -> bool:
+    """Whether an effect cannot be told from the disagreement of equivalent implementations."""
+    return bool(np.abs(value) < floor)

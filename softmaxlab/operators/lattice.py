@@ -1,0 +1,74 @@
+"""Octave lattices anchored at the row maximum: weights are powers of two of a rounded distance Δ.
+
+Paper §4.4, A.6. round(y) is ⌊y + 1/2⌋. Scores are FP32, the lattice is computed in FP64 and the weights are
+rounded to FP32, so that the only rounding that counts is the lattice's own.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import Operator, row_max
+
+TAILS = ("clamp", "drop")
+
+
+def octaves_below_max(scores: Tensor) -> Tensor:
+    """Δ/ln 2 ≥ 0 of each key, FP64 (FP32 on MPS, which has no FP64); +inf on masked keys."""
+    delta = row_max(scores) - scores
+    return (delta if scores.device.type == "mps" else delta.double()) / math.log(2)
+
+
+def round_half_up(y: Tensor) -> Tensor:
+    """⌊y + 1/2⌋, the rounding of every lattice here."""
+    return torch.floor(y + 0.5)
+
+
+@dataclass(frozen=True)
+class PoT(Operator):
+    """ŵ = 2^(−round(mΔ/ln 2)/m): m steps an octave, |ε| ≤ ln 2/(2m) (paper A.6).
+
+    Attributes:
+        m: steps an octave, > 0; 0.5 is a step of two octaves.
+    """
+
+    m: float
+    name: ClassVar[str] = "pot"
+    summary: ClassVar[str] = "powers of two, m steps an octave, anchored at the row maximum"
+
+    def __post_init__(self) -> None:
+        if not (self.m > 0 and math.isfinite(self.m)):
+            self.refuse("m", "must be a finite number above 0")
+
+    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
+        return torch.exp2(-round_half_up(self.m * octaves_below_max(scores)) / self.m).float()
+
+
+@dataclass(frozen=True)
+class RowmaxPoT(Operator):
+    """ŵ = 2^(−d), d = min(K_max, ⌊Δ/ln 2 + 1/2⌋) (paper §4.4).
+
+    Attributes:
+        K_max: the largest exponent, ≥ 1.
+        tail: what happens beyond it: `clamp` to 2^(−K_max), or `drop` to 0.
+    """
+
+    K_max: int
+    tail: str = "clamp"
+    name: ClassVar[str] = "rowmax_pot"
+    summary: ClassVar[str] = "powers of two down to 2^(−K_max), the tail clamped there or dropped"
+
+    def __post_init__(self) -> None:
+        if self.K_max < 1:
+            self.refuse("K_max", "must be at least 1")
+        if self.tail not in TAILS:
+            self.refuse("tail", f"must be one of {', '.join(TAILS)}")
+
+    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
+        d = round_half_up(octaves_below_max(scores))
+        if self.tail == "drop":
+            return torch.exp2(-d).masked_fill(d > self.K_max, 0.0).float()
+        return torch.exp2(-d.clamp(max=self.K_max)).masked_fill(~valid, 0.0).float()

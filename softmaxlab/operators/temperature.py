@@ -1,0 +1,30 @@
+"""Temperature: the row flattened (α < 1) or sharpened (α > 1), the perturbation of the matched contrasts."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import Operator, row_max
+
+
+@dataclass(frozen=True)
+class Temperature(Operator):
+    """p̂ ∝ exp(α·s) (paper §3.2, A.7).
+
+    Attributes:
+        alpha: inverse temperature, > 0; 1 is softmax.
+    """
+
+    alpha: float
+    name: ClassVar[str] = "temperature"
+    summary: ClassVar[str] = "exp(−αΔ): flatter than softmax below 1, sharper above"
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            self.refuse("alpha", "must be a finite number above 0")
+
+    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
+        return torch.exp(self.alpha * (scores - row_max(scores)))

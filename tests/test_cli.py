@@ -1,0 +1,87 @@
+"""The commands as a user types them: output, exit codes, one sentence for bad input."""
+
+import io
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from softmaxlab import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["softmaxlab", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture
+def setting(tiny_model, text_file, tmp_path):
+    return ["--model", tiny_model, "--corpus", text_file, "--context", 64]
+
+
+def test_operators_are_listed_with_their_text_form(run):
+    code, out, _ = run("operators")
+    assert code == 0
+    assert any(line.startswith("grid(K,R=1,recon=nearest,map=exp)  ") for line in out.splitlines())
+
+
+def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, text_file, tiny_model):
+    folder = tmp_path / "results"
+    code, out, _ = run("evaluate", "softmax()", "grid(K=4,R=4.0)", *setting, "--blocks", 3, "--results", folder)
+    assert code == 0
+    assert "grid(K=4,R=4): NLL" in out
+    assert "ΔNLL" in out
+    code, out, _ = run("results", "--folder", folder, "--csv", "--condition", "grid(K=4,R=4.0)")
+    frame = pd.read_csv(io.StringIO(out))
+    assert code == 0
+    assert frame.block.tolist() == [0, 1, 2]
+    assert list(frame.columns)[:3] == ["model", "corpus", "context"]
+    assert run("results", "--folder", folder)[1].count("grid(K=4,R=4)") == 1
+    code, out, _ = run("contrast", "grid(K=4,R=4)", "softmax()", "--folder", folder, *setting)
+    assert code == 0
+    assert "3 blocks" in out
+    assert "[" in out
+    code, _, err = run("contrast", "grid(K=5)", "softmax()", "--folder", folder, *setting)
+    assert code == 2
+    assert "grid(K=5) is not stored" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["evaluate", "grid(K=0)"], "K is 0"),
+        (["evaluate", "nonsense()"], "unknown operator 'nonsense'"),
+        (["evaluate", "softmax()", "--model", "nope"], "unknown model 'nope'"),
+        (["evaluate", "softmax()", "--context", "many"], "many"),
+        (["evaluate", "softmax()", "--contxt", "5"], "--contxt"),
+        (["results", "--folder", "/nowhere/at/all"], "no results folder"),
+        (["contrast", "softmax()"], "MINUS"),
+        (["book", "-p", "novalue"], "name=value"),
+        (["book", "-p", "no_such_parameter=3"], "no_such_parameter"),
+        (["dance"], "dance"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, says):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert says in err
+    assert err.startswith("softmaxlab: ")
+    assert err.count("\n") == 1
+
+
+def test_it_can_be_run_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "softmaxlab.cli", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.strip()

@@ -1,0 +1,112 @@
+"""Every chapter runs on a model that nobody made it for: two short blocks, from the cells that compute.
+
+Papermill writes the parameters into a copy of the notebook (nbmake cannot pass any), and nbmake executes
+the copy in a pytest of its own. Defaults read stored results, so these runs are what shows that a chapter
+computes them too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+
+from softmaxlab import chapters
+from softmaxlab.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEXT = "The exponential in attention is rounded, cut off or replaced, and the loss tells what it costs. " * 20
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A random Llama of three layers with grouped queries, and a byte-level tokenizer trained on one sentence."""
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([TEXT], vocab_size=300, min_frequency=1, special_tokens=["<s>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token="<s>")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=None,
+        initializer_range=0.3,  # else the scores are all but equal, and every operator gives the same loss
+    )
+    folder = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def execute(notebook: Path, folder: Path, parameters: dict, *, timeout: int = 600) -> subprocess.CompletedProcess:
+    """Run a copy of the notebook, with these parameters, under nbmake in a process of its own."""
+    known = papermill.inspect_notebook(notebook)
+    given = {name: value for name, value in parameters.items() if name in known}
+    copy = folder / notebook.name
+    papermill.execute_notebook(notebook, copy, parameters=given, prepare_only=True, progress_bar=False)
+    command = [sys.executable, "-m", "pytest", "--nbmake", f"--nbmake-timeout={timeout}", "-p", "no:cacheprovider"]
+    with chapters.notebook_environment():
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return subprocess.run(
+            [*command, "--rootdir", str(folder), "-c", os.devnull, str(copy)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def run_small(notebook: Path, folder: Path, model: str, *, context: int = 128, blocks: int = 2) -> None:
+    results = folder / "results"
+    small = {"model": model, "corpus": "pydoc", "context": context, "blocks": blocks, "device": "cpu"}
+    outcome = execute(notebook, folder, small | {"results": str(results)})
+    assert outcome.returncode == 0, outcome.stdout[-6000:] + outcome.stderr[-2000:]
+    assert "1 passed" in outcome.stdout
+    if "results" in papermill.inspect_notebook(notebook):
+        frame = Store(results).frame()
+        assert len(frame) and set(frame["context"]) == {context} and set(frame["block"]) <= set(range(blocks))
+
+
+def test_there_are_chapters():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_on_a_tiny_random_model(notebook, tiny_model, tmp_path):
+    run_small(notebook, tmp_path, str(tiny_model))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_on_the_embedded_model(notebook, tmp_path):
+    run_small(notebook, tmp_path, "smollm2-135m", context=64)
+
+
+def test_a_failing_cell_fails(tmp_path):
+    import nbformat
+
+    cell = nbformat.v4.new_code_cell("blocks = 1", metadata={"tags": ["parameters"]})
+    kernel = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    body = nbformat.v4.new_code_cell("assert blocks == 1")
+    notebook = nbformat.v4.new_notebook(cells=[cell, body], metadata={"kernelspec": kernel})
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "broken.ipynb"
+    nbformat.write(notebook, path)
+    assert execute(path, tmp_path, {"blocks": 1}).returncode == 0
+    outcome = execute(path, tmp_path, {"blocks": 2})
+    assert outcome.returncode == 1 and "AssertionError" in outcome.stdout
