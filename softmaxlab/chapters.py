@@ -65,9 +65,9 @@ def find_root(start: Path | None = None) -> Path:
 
 
 def find_chapters(root: Path) -> list[Chapter]:
-    """All chapters, in the order of their numbers."""
+    """All chapters, in the order of their numbers; a file without a number is somebody's own."""
     folder = root / "notebooks"
-    names = sorted({path.stem for pattern in ("*.py", "*.ipynb") for path in folder.glob(pattern)})
+    names = sorted({path.stem for suffix in ("py", "ipynb") for path in folder.glob(f"[0-9][0-9]_*.{suffix}")})
     if not names:
         raise LabError(f"{folder} holds no chapter (NN_name.py with NN_name.ipynb)")
     return [Chapter(root, name) for name in names]

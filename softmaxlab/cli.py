@@ -31,6 +31,7 @@ def operators() -> None:
 @app.command
 def evaluate(
     *conditions: str,
+    section: list[str] | None = None,
     model: str = "smollm2-135m",
     corpus: str = "wikitext103",
     context: int = 2048,
@@ -48,6 +49,8 @@ def evaluate(
     ----------
     conditions
         Text forms such as "softmax()" or "grid(K=32,R=4)@3". Prints each one's difference to softmax().
+    section
+        A named set of conditions of the paper, e.g. support or response-map; may be given several times.
     model
         A short name, a hub id (org/name@revision), a folder or a .gguf file.
     corpus
@@ -70,9 +73,9 @@ def evaluate(
         Blocks a forward pass; 0 chooses.
     """
     from softmaxlab import evaluate, statistics
-    from softmaxlab.conditions import BASELINE, canonical
+    from softmaxlab.conditions import BASELINE, canonical, named
 
-    texts = canonical(list(conditions))
+    texts = canonical([*(t for name in section or () for t in named(name)), *conditions])
     frame = evaluate.losses(
         texts,
         model=model,

@@ -165,3 +165,10 @@ SECTIONS = {
     "response-map": response_map,
     "reproducibility": reproducibility,
 }
+
+
+def named(section: str) -> list[str]:
+    """The conditions of a section. Raises LabError on an unknown name."""
+    if section not in SECTIONS:
+        raise LabError(f"unknown section {section!r}: known are {', '.join(SECTIONS)}")
+    return SECTIONS[section]()

@@ -148,7 +148,7 @@ def lattice_phase(y: Tensor) -> Tensor:
 def row_divergence(scores: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     """JSD and TV only: what matching needs. Arguments as `row_statistics`; FP64, (2, …)."""
     q, log_q, _ = _normalised(weights)
-    log_p = scores.double() - (rows.top + rows.log_z)[..., None]
+    log_p = scores.double() - rows.top[..., None] - rows.log_z[..., None]
     return torch.stack([js_divergence(rows.p, q, log_p, log_q), total_variation(rows.p, q)])
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 CYCLE = sns.color_palette("colorblind").as_hex()
 OURS, PAPER, INK = CYCLE[0], CYCLE[3], "#404040"
@@ -61,8 +61,12 @@ KEY = {
 }
 
 
-def points(ax: Axes, x, frame, colour, *, y=None, label, filled=True, line="none", marker=None) -> None:
-    """Values with their intervals; exactly the numbers given. `y` set: values lie along x instead."""
+def points(ax: Axes, x, frame, colour, *, y=None, label, filled=True, line="none", marker=None, width=None) -> None:
+    """Values with their intervals; exactly the numbers given. `y` set: values lie along x instead.
+
+    Published ranges are drawn wider than intervals; `width` overrides that where the paper prints intervals.
+    """
+    width = width or (2.0 if filled else 4.0)
     marker = marker or ("o" if filled else "D")
     values = frame["value"].to_numpy(dtype=float) if "value" in frame else np.full(len(frame), np.nan)
     place = np.asarray(x if y is None else y, dtype=float)
@@ -70,7 +74,7 @@ def points(ax: Axes, x, frame, colour, *, y=None, label, filled=True, line="none
         low, high = frame["low"].to_numpy(dtype=float), frame["high"].to_numpy(dtype=float)
         seen = np.isfinite(low) & np.isfinite(high)
         bars = ax.vlines if y is None else ax.hlines
-        bars(place[seen], low[seen], high[seen], color=colour, linewidth=2.0 if filled else 4.0, zorder=2)
+        bars(place[seen], low[seen], high[seen], color=colour, linewidth=width, zorder=2)
     xs, ys = (place, values) if y is None else (values, place)
     face = colour if filled else "white"
     look = {"marker": marker, "markersize": 5.5, "markerfacecolor": face, "markeredgecolor": colour}
@@ -106,6 +110,31 @@ def fixed_ticks(ax: Axes, values: pd.Series) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def plain_ticks(ax: Axes, which: str) -> None:
+    """Ticks of a logarithmic axis as plain numbers, as many as the number of decades needs."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    if axis.get_scale() != "log":
+        thin_ticks(ax, which)
+        return
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.2 else (1, 3) if decades < 2.2 else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def thin_ticks(ax: Axes, which: str, most: int = 5) -> None:
+    """Keep at most so many labelled decades; on a narrow panel all of them run into each other."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    low, high = axis.get_view_interval()
+    ticks = [t for t in axis.get_majorticklocs() if low <= t <= high]
+    if len(ticks) > most:
+        sides = [[t for t in ticks if t > 0][::-1], [t for t in ticks if t < 0]]
+        step = -(-len(ticks) // most)
+        kept = [t for side in sides for t in side[::step]]
+        axis.set_ticks(sorted([*kept, *(t for t in ticks if t == 0)]))
 
 
 def end_labels(ax: Axes, ends: list[tuple[str, float, float]], gap: float = 0.07) -> None:

@@ -61,7 +61,7 @@ def differences(losses: Callable[..., pd.DataFrame], texts: Iterable[str] | None
     for variant in VARIANTS:
         # A search over edges differs from the closed form for grids alone.
         wanted = [t for t in texts if variant != "reference-search" or family(t) == "grid"]
-        other = _delta(losses([conditions.BASELINE, *wanted], backend=variant))
+        other = _delta(losses(conditions.canonical([conditions.BASELINE, *wanted]), backend=variant))
         for text in wanted:
             if text == conditions.BASELINE:
                 continue

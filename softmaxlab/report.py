@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from softmaxlab import paper
+from softmaxlab import conditions, floor, paper
 from softmaxlab.errors import LabError
+from softmaxlab.lookup import REFERENCE as REFERENCE
+from softmaxlab.lookup import bare_name
+from softmaxlab.lookup import published as published
+from softmaxlab.lookup import published_grids as published_grids
+from softmaxlab.lookup import published_model as published_model
+from softmaxlab.lookup import published_rows as published_rows
 from softmaxlab.paper import Published
 from softmaxlab.statistics import Estimate
 
-#: The model that the paper sweeps in detail; shown where the chapter's own model is not in the paper.
-REFERENCE = "Qwen2.5-1.5B"
 KINDS = ("measured", "simulated", "published")
 MISSING = "—"
 
@@ -64,44 +68,6 @@ def interval(estimate: Estimate | Published, transform: Callable[[float], float]
 def percent(nats: float) -> float:
     """ΔNLL in nats to the perplexity increase in percent (paper A.2)."""
     return 100 * math.expm1(nats)
-
-
-def published_model(model: str, table: str) -> str:
-    """The name under which `table` lists the chapter's model, else the paper's reference model.
-
-    Args:
-        model: a short name or a hub id; organisation and revision do not count, nor does case.
-    """
-    listed = {str(m).lower(): str(m) for m in paper.table(table)["model"].unique()}
-    return listed.get(_bare(model), REFERENCE)
-
-
-def _bare(model: str) -> str:
-    # A hub id is `org/name`, and `org--name` where it names a folder of results.
-    return model.partition("@")[0].replace("--", "/").rsplit("/", 1)[-1].lower()
-
-
-def published(table: str, **filters) -> Published | None:
-    """The paper's value, or None where it prints none for these filters (`paper.value` raises)."""
-    return paper.value(table, **filters) if len(_matching(table, filters)) else None
-
-
-def published_rows(table: str, **filters) -> pd.DataFrame:
-    """All rows of a table of the paper that match, with value, low and high as floats (NaN where absent)."""
-    rows = _matching(table, filters).copy()
-    rows["value"] = pd.to_numeric(rows["value"])
-    for end, column in (("low", "ci_low"), ("high", "ci_high")):
-        rows[end] = pd.to_numeric(rows[column]) if column in rows.columns else math.nan
-    return rows
-
-
-def _matching(table: str, filters: Mapping[str, object]) -> pd.DataFrame:
-    rows = paper.table(table)
-    for column, wanted in filters.items():
-        if column not in rows.columns:
-            raise LabError(f"table {table} has no column {column!r}: its columns are {', '.join(rows.columns)}")
-        rows = rows[rows[column].astype(str) == str(wanted)]
-    return rows
 
 
 def points(estimates: Iterable[Estimate], transform: Callable[[float], float] = float, **columns) -> pd.DataFrame:
@@ -149,6 +115,7 @@ def beside(
     theirs: str,
     caption: str,
     transform: Callable[[float], float] = float,
+    floors: Sequence[float] | None = None,
 ) -> Styler:
     """The paper's values beside ours: one row a quantity (a pandas Styler).
 
@@ -157,7 +124,10 @@ def beside(
         what: heading of the label column.
         ours, theirs: names of the two models.
         transform: from nats to the unit of the table.
+        floors: the reproducibility floor of each row, in nats; adds a column that says whether our effect is
+            above it (see `floor_of`).
     """
+    rows = list(rows)
     records = [
         {
             what: _unbroken(label),
@@ -166,6 +136,63 @@ def beside(
             "signs": agreement(estimate, value, neutral=transform(0.0)),
         }
         for label, estimate, value in rows
+    ]
+    if floors is not None:
+        for record, (_, estimate, _), limit in zip(records, rows, floors, strict=True):
+            record["floor"] = against_floor(estimate.mean, limit, transform)
+    return table(pd.DataFrame(records).set_index(what), caption)
+
+
+def floor_of(weights: Mapping[str, float] | Iterable[str], floors: pd.Series) -> float:
+    """The floor of a contrast, in nats: what equivalent implementations moved its conditions by, added up.
+
+    Args:
+        weights: conditions of the contrast, with their weights where they are not ±1; softmax has no floor, as a
+            ΔNLL is taken against it.
+        floors: floor of each family (`floor.floors`).
+
+    The sum is the worst case: it is reached only if the two sides of a contrast move in opposite directions.
+    """
+    weights = weights if isinstance(weights, Mapping) else dict.fromkeys(weights, 1.0)
+    return sum(abs(w) * floor.of(c, floors) for c, w in weights.items() if c != conditions.BASELINE)
+
+
+def against_floor(value: float, limit: float, transform: Callable[[float], float] = float) -> str:
+    """`above` or `below` and the floor itself, both given in nats, shown in the unit of `transform`."""
+    shown = number(transform(limit) - transform(0.0))
+    return f"{'below' if floor.below(value, limit) else 'above'} {shown}"
+
+
+def floor_note(rows: Iterable[tuple[str, Estimate, object]], floors: Iterable[float]) -> str:
+    """A sentence made from the data: which effects of a table cannot be told from rounding."""
+    rows = list(rows)
+    low = [label for (label, e, _), limit in zip(rows, floors, strict=True) if floor.below(e.mean, limit)]
+    if not low:
+        return f"Below the floor: none of {len(rows)}."
+    return f"Below the floor, {len(low)} of {len(rows)}: {'; '.join(low)}."
+
+
+def values(
+    rows: Iterable[tuple[str, float | None, Published | str | None]],
+    *,
+    what: str,
+    ours: str,
+    theirs: str,
+    caption: str,
+) -> Styler:
+    """Values without intervals beside the paper's: one row a quantity.
+
+    Args:
+        rows: label, our value or None where there is none, the paper's value, a text, or None.
+        what, ours, theirs, caption: as in `beside`.
+    """
+    records = [
+        {
+            what: _unbroken(label),
+            f"{ours}, {kind('measured')}": MISSING if value is None else number(value),
+            f"{theirs}, {kind('published')}": printed if isinstance(printed, str) else text(printed),
+        }
+        for label, value, printed in rows
     ]
     return table(pd.DataFrame(records).set_index(what), caption)
 
@@ -216,7 +243,7 @@ def setting(model: str, losses: pd.DataFrame, reference: str) -> str:
     n_blocks, dtype = losses["block"].nunique(), losses["dtype"].iloc[0]
     length, count = (paper.value("protocol", area="eval", item=i) for i in ("context", "blocks_2K"))
     differences = {
-        "model": _bare(model) != reference.lower(),
+        "model": bare_name(model) != reference.lower(),
         "text": corpus != "wikitext103",
         "block length": context != length.value,
         "number of blocks": n_blocks != count.value,
@@ -228,26 +255,3 @@ def setting(model: str, losses: pd.DataFrame, reference: str) -> str:
         return f"{head} {scale} Model, text and blocks are the paper's."
     listed = differs[0] if len(differs) == 1 else f"{', '.join(differs[:-1])} and {differs[-1]}"
     return f"{head} {scale} Not the same: {listed}. Values need not agree; signs and orders may."
-
-
-def published_grids(reference: str, linear: str, upper: str, nearest: str) -> pd.DataFrame:
-    """The paper's values of Figure S4 as `figures.interval_sweep` takes them, in nats.
-
-    Args:
-        reference: the paper's model.
-        linear, upper, nearest: the names of the three series.
-
-    The linear map is printed as one range over all K; the nearest-edge values are printed as perplexity
-    percentages and converted.
-    """
-    rows = published_rows("d1_geometry", model=reference)
-    exp = rows[rows["weight_map"] == "exp"]
-    exact = exp[(exp["recon"] == "upper_edge") & (exp["metric"] == "dnll")].assign(series=upper)
-    near = exp[(exp["recon"] == "nearest") & (exp["metric"] == "ppl_change")].assign(series=nearest)
-    near["value"] = near["value"].map(lambda change: math.log1p(change / 100))
-    ends = rows[(rows["weight_map"] == "linear") & (rows["metric"] == "dnll")].set_index("stat")
-    sizes = [int(k) for k in str(ends["K"].iloc[0]).split("|")]
-    low, high = ends.loc["min", "value"], ends.loc["max", "value"]
-    band = pd.DataFrame({"series": linear, "K": sizes, "value": math.nan, "low": low, "high": high})
-    columns = ["series", "K", "value", "low", "high"]
-    return pd.concat([exact[columns], near[columns], band], ignore_index=True).astype({"K": int})

@@ -62,6 +62,7 @@ def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, tex
     [
         (["evaluate", "grid(K=0)"], "K is 0"),
         (["evaluate", "nonsense()"], "unknown operator 'nonsense'"),
+        (["evaluate", "--section", "nothing"], "known are support"),
         (["evaluate", "softmax()", "--model", "nope"], "unknown model 'nope'"),
         (["evaluate", "softmax()", "--context", "many"], "many"),
         (["evaluate", "softmax()", "--contxt", "5"], "--contxt"),

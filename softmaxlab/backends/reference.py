@@ -63,7 +63,7 @@ def attend(
         q = query[:, :, start:stop].to(dtype).unflatten(1, (kv_heads, -1))
         s = scores(q, k, scaling=scaling, softcap=softcap).masked_fill_(~valid, -torch.inf)
         w = operator(s, valid).to(dtype)
-        pv = (w @ v) / normaliser(w, s)
+        pv = (w @ v) / normaliser(w, s, operator)
         out[:, start:stop] = pv.flatten(1, 2).transpose(1, 2).to(out.dtype)
     return out
 

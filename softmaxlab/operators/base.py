@@ -31,10 +31,18 @@ class Operator:
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    #: False where the weights are probabilities as they stand, and are not divided by their row sum.
+    normalised: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _REGISTRY[cls.name] = cls
+        if "name" in cls.__dict__:  # a kind of operators has none
+            _REGISTRY[cls.name] = cls
+
+    @property
+    def envelope(self) -> tuple[float, float] | None:
+        """Bounds on the log-weight error ε = log ŵ − log w of a single key, in nats, where there are such."""
+        return None
 
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
         """Unnormalised weights of each row.
@@ -67,6 +75,36 @@ class Operator:
     def refuse(self, field: str, requirement: str) -> typing.NoReturn:
         """Raise the one sentence that says which field of this operator is wrong."""
         raise LabError(f"{self.name}: {field} is {getattr(self, field)!r}, but {requirement}")
+
+
+@dataclass(frozen=True)
+class RowmaxAnchored(Operator):
+    """An operator whose weight of a key depends on nothing but its distance from the row maximum.
+
+    Only such an operator can stand in an online-softmax kernel, which sees a row tile by tile and measures
+    distances from a running anchor.
+    """
+
+    def at(self, x: Tensor) -> Tensor:
+        """The weight at base-two exponents x relative to the anchor (paper B.1).
+
+        Args:
+            x: FP64 (FP32 on MPS); ≤ 0 when the anchor is the row maximum, positive where an anchor lags.
+                At −∞, a masked key, this is what the kernel would compute; `__call__` gives 0 there.
+
+        Returns:
+            FP32, of the shape of `x`.
+        """
+        raise NotImplementedError
+
+    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
+        return self.at(exponents(scores, row_max(scores))).masked_fill(~valid, 0.0)
+
+
+def exponents(scores: Tensor, anchor: Tensor) -> Tensor:
+    """x = (s − anchor)/ln 2, FP64 from the FP32 difference (FP32 on MPS, which has no FP64)."""
+    difference = scores - anchor
+    return (difference if scores.device.type == "mps" else difference.double()) / math.log(2)
 
 
 def _text(value: Any) -> str:
@@ -148,14 +186,14 @@ def row_max(scores: Tensor) -> Tensor:
     return m.masked_fill(m == -torch.inf, 0.0)
 
 
-def normaliser(weights: Tensor, scores: Tensor) -> Tensor:
-    """The row sum Σŵ, shape (..., 1), made safe at both ends.
+def normaliser(weights: Tensor, scores: Tensor, operator: Any = None) -> Tensor:
+    """The row sum Σŵ, shape (..., 1), made safe at both ends; 1 if the operator is not `normalised`.
 
     A row without a valid key gets 1, so that its output is 0. A row whose scores hold NaN or +inf gets NaN
     whatever the operator made of them: thresholds compare NaN as false and would otherwise hide it.
     """
     m = row_max(scores)
-    total = weights.sum(-1, keepdim=True)
+    total = weights.sum(-1, keepdim=True) if getattr(operator, "normalised", True) else torch.ones_like(m)
     return total.masked_fill(total == 0, 1.0) + (m - m)
 
 
@@ -173,4 +211,4 @@ def probabilities(operator: Operator, scores: Tensor, valid: Tensor) -> Tensor:
     valid = valid.expand(*valid.shape[:-1], scores.shape[-1])  # operators count the keys of a row
     scores = scores.float().masked_fill(~valid, -torch.inf)
     w = operator(scores, valid)
-    return w / normaliser(w, scores)
+    return w / normaliser(w, scores, operator)

@@ -11,15 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Operator, row_max
+from .base import RowmaxAnchored, exponents, row_max
 
 TAILS = ("clamp", "drop")
-
-
-def octaves_below_max(scores: Tensor) -> Tensor:
-    """Δ/ln 2 ≥ 0 of each key, FP64 (FP32 on MPS, which has no FP64); +inf on masked keys."""
-    delta = row_max(scores) - scores
-    return (delta if scores.device.type == "mps" else delta.double()) / math.log(2)
 
 
 def round_half_up(y: Tensor) -> Tensor:
@@ -28,7 +22,7 @@ def round_half_up(y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PoT(Operator):
+class PoT(RowmaxAnchored):
     """ŵ = 2^(−round(mΔ/ln 2)/m): m steps an octave, |ε| ≤ ln 2/(2m) (paper A.6).
 
     Attributes:
@@ -43,12 +37,21 @@ class PoT(Operator):
         if not (self.m > 0 and math.isfinite(self.m)):
             self.refuse("m", "must be a finite number above 0")
 
+    def at(self, x: Tensor) -> Tensor:
+        return torch.exp2(-round_half_up(-self.m * x) / self.m).float()
+
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
-        return torch.exp2(-round_half_up(self.m * octaves_below_max(scores)) / self.m).float()
+        # Masked keys, x = −∞, come out as exactly 0. `self` may be a stand-in that has only the fields.
+        return PoT.at(self, exponents(scores, row_max(scores)))
+
+    @property
+    def envelope(self) -> tuple[float, float]:
+        half = math.log(2) / (2 * self.m)
+        return -half, half
 
 
 @dataclass(frozen=True)
-class RowmaxPoT(Operator):
+class RowmaxPoT(RowmaxAnchored):
     """ŵ = 2^(−d), d = min(K_max, ⌊Δ/ln 2 + 1/2⌋) (paper §4.4).
 
     Attributes:
@@ -67,8 +70,16 @@ class RowmaxPoT(Operator):
         if self.tail not in TAILS:
             self.refuse("tail", f"must be one of {', '.join(TAILS)}")
 
-    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
-        d = round_half_up(octaves_below_max(scores))
+    def at(self, x: Tensor) -> Tensor:
+        d = round_half_up(-x)
         if self.tail == "drop":
             return torch.exp2(-d).masked_fill(d > self.K_max, 0.0).float()
-        return torch.exp2(-d.clamp(max=self.K_max)).masked_fill(~valid, 0.0).float()
+        return torch.exp2(-d.clamp(max=self.K_max)).float()
+
+    def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
+        return RowmaxPoT.at(self, exponents(scores, row_max(scores))).masked_fill(~valid, 0.0)
+
+    @property
+    def envelope(self) -> tuple[float, float] | None:
+        # A clamped tail can be any number of octaves too heavy.
+        return (-math.log(2) / 2, math.log(2) / 2) if self.tail == "drop" else None

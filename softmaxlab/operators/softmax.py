@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Operator, row_max
+from .base import RowmaxAnchored, row_max
 
 
 @dataclass(frozen=True)
-class Softmax(Operator):
+class Softmax(RowmaxAnchored):
     """ŵ = exp(−Δ): softmax itself, the baseline of every contrast (paper A.1)."""
 
     name: ClassVar[str] = "softmax"
@@ -19,3 +19,10 @@ class Softmax(Operator):
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
         # exp(−inf) is exactly 0, so masked keys need no second mask.
         return torch.exp(scores - row_max(scores))
+
+    def at(self, x: Tensor) -> Tensor:
+        return torch.exp2(x).float()
+
+    @property
+    def envelope(self) -> tuple[float, float]:
+        return 0.0, 0.0

@@ -7,11 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Operator, row_max
+from .base import RowmaxAnchored, row_max
 
 
 @dataclass(frozen=True)
-class Temperature(Operator):
+class Temperature(RowmaxAnchored):
     """p̂ ∝ exp(α·s) (paper §3.2, A.7).
 
     Attributes:
@@ -28,3 +28,6 @@ class Temperature(Operator):
 
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
         return torch.exp(self.alpha * (scores - row_max(scores)))
+
+    def at(self, x: Tensor) -> Tensor:
+        return torch.exp2(self.alpha * x).float()

@@ -1,0 +1,315 @@
+"""The online-softmax kernel's semantics in PyTorch: a row is seen tile by tile, from a running anchor.
+
+Paper §5.1, B.2. Keys come in tiles, from the last one of a row down to the first. Exponents are measured from an
+anchor, which follows the running maximum only when that has grown by more than τ octaves; numerator and denominator
+are then rescaled by exp(old − new), exactly, not by the operator. Until then the largest exponents are positive, up
+to τ. An exact exponential gives softmax whatever the anchors do; a lattice does not, because it moves with them.
+
+As in FlashAttention-4 (flash-attn-4 4.0.0b36, `flash_attn/cute/softmax.py` and `flash_fwd_sm100.py`): the row sum
+adds the FP32 weights before they are rounded for the product with the values; the FP8 path scales the weights by
+2^8; a tile without a key leaves the anchor alone; a row without a key gives 0. There one thread holds one row and
+decides for it; the vote of a warp of 32 rows only says whether the multiplication, by 1 where a row stays, is
+executed. The decision per warp that is offered here lets the whole warp follow when one of its rows must.
+
+Nothing is walked one tile after the other but the anchors. Weights of all tiles are computed at once and scaled to
+the final anchor before one product with the values: the same sums, another order of FP32 additions.
+
+Not simulated: the hardware's approximate exp2 and reciprocal, tensor-core accumulation, packing of grouped heads
+into one tile of rows (rows here are consecutive queries of one head).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from softmaxlab.backends import reference
+from softmaxlab.errors import LabError
+from softmaxlab.operators import Operator, RowmaxAnchored, exponents
+
+WARP = 32  # rows that a warp holds
+
+#: What P can be rounded to, and the largest number of each, beyond which it saturates or overflows.
+ROUNDING = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
+
+#: Conversion of Q, K and V: none, as they are, or divided by a scale that puts the largest at E4M3_MAX. The scale is
+#: that of a sequence's whole tensor, or of each head of it.
+OPERANDS = {"none": None, "e4m3": None, "e4m3_tensor": (1, 2, 3), "e4m3_head": (2, 3)}
+DECISIONS = ("row", "warp")
+
+#: Scores at once. Their exponents are FP64, so chunks are smaller than the reference's.
+ELEMENTS = {"cpu": 2**19, "other": 2**25}
+
+#: What is counted in each layer: rows with a key; those whose final anchor is below their maximum; changes of an
+#: anchor; valid weights and those beyond what P can hold; elements of Q, K, V and those that FP8 cut off.
+COUNTS = ("rows", "lagging", "rescales", "weights", "p_saturated", "operands", "operands_saturated")
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What a kernel does around its exponential. The text form names a backend: `online(tile=128,tau=8,p=bf16)`.
+
+    Attributes:
+        tile: keys of a tile, ≥ 1. With a tile of the whole context there is one anchor, the row maximum.
+        tau: octaves by which the running maximum may exceed the anchor, ≥ 0; 0 lets the anchor follow every tile.
+        decision: per `row`, or per `warp` of 32 consecutive queries.
+        p: what the weights are rounded to before the product with the values: `none`, `bf16`, `fp16`, `e4m3`.
+        max_offset: the weights are scaled by 2^max_offset, ≥ 0, to use the range of `p` (8 on the FP8 path).
+        qkv: conversion of Q, K and V: `none`, `e4m3` (a plain cast), `e4m3_tensor` or `e4m3_head` (scaled to the
+            largest magnitude, of the whole sequence, its later tokens included).
+
+    Raises:
+        LabError: a value outside its range, or a range of P that max_offset + τ would exceed.
+    """
+
+    tile: int = 128
+    tau: float = 8.0
+    decision: str = "row"
+    p: str = "none"
+    max_offset: int = 0
+    qkv: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.tile < 1:
+            raise LabError(f"online: tile is {self.tile}, but a tile needs at least 1 key")
+        if not (self.tau >= 0 and math.isfinite(self.tau)):
+            raise LabError(f"online: tau is {self.tau}, but must be a finite number of octaves, at least 0")
+        if self.max_offset < 0:
+            raise LabError(f"online: max_offset is {self.max_offset}, but must be at least 0")
+        for field, known in (("decision", DECISIONS), ("p", ROUNDING), ("qkv", OPERANDS)):
+            if getattr(self, field) not in known:
+                raise LabError(f"online: {field} is {getattr(self, field)!r}, but must be one of {', '.join(known)}")
+        # The kernel asserts the same: exact weights reach 2^(max_offset + τ).
+        room = math.log2(self.p_max)
+        if self.max_offset + self.tau >= room:
+            raise LabError(
+                f"online: max_offset {self.max_offset} + tau {self.tau:g} must stay below {room:.4g}, "
+                f"the logarithm of the largest weight that p={self.p} can hold"
+            )
+
+    @property
+    def p_max(self) -> float:
+        """The largest weight that can be stored."""
+        return torch.finfo(ROUNDING[self.p]).max
+
+    @classmethod
+    def parse(cls, text: str) -> Semantics:
+        """Read a text form. Raises LabError on anything that is not one."""
+        match = re.fullmatch(r"\s*online\s*(?:\((.*)\))?\s*", text)
+        if not match:
+            raise LabError(f"backend {text!r} is not of the form online(tile=128,tau=8,…)")
+        kinds = {f.name: type(f.default) for f in fields(cls)}
+        values = {}
+        for part in filter(None, (p.strip() for p in (match[1] or "").split(","))):
+            key, _, value = (p.strip() for p in part.partition("="))
+            if key not in kinds or key in values:
+                why = "gives it twice" if key in values else f"has the fields {', '.join(kinds)}"
+                raise LabError(f"backend {text!r}: {part!r} cannot be read, because online {why}")
+            try:
+                values[key] = kinds[key](value)
+            except ValueError:
+                noun = "a whole number" if kinds[key] is int else "a number"
+                raise LabError(f"online: {key} is {value!r}, but must be {noun}") from None
+        return cls(**values)
+
+    def __str__(self) -> str:
+        """Canonical text: tile and tau always, the rest where it is not the default."""
+        shown = [("tile", self.tile), ("tau", int(self.tau) if float(self.tau).is_integer() else self.tau)]
+        shown += [(f.name, getattr(self, f.name)) for f in fields(self)[2:] if getattr(self, f.name) != f.default]
+        return f"online({','.join(f'{k}={v}' for k, v in shown)})"
+
+
+class Walk(NamedTuple):
+    """Rows as the kernel weighs them; … are batch and heads, then queries.
+
+    Attributes:
+        weights: FP32, (…, tiles, width), relative to the anchor of their tile and not rounded; 0 at masked keys.
+        anchors: nats, (…, tiles), the anchor when the tile was weighed; −∞ as long as there was no key.
+        scale: exp(anchor − final anchor), FP32, (…, tiles): the product of the rescales after the tile.
+        top: the row maximum, nats, (…).
+    """
+
+    weights: Tensor
+    anchors: Tensor
+    scale: Tensor
+    top: Tensor
+
+
+def walk(scores: Tensor, valid: Tensor, operator: RowmaxAnchored, semantics: Semantics) -> Walk:
+    """Weigh score rows tile by tile.
+
+    Args:
+        scores: FP32, nats, (…, queries, keys), −∞ at masked keys. The keys are a whole number of tiles, or fewer
+            than one.
+        valid: bool, broadcastable to `scores`.
+        operator: anchored at the row maximum.
+        semantics: how.
+
+    Raises:
+        LabError: the operator is not anchored at the row maximum.
+    """
+    if not isinstance(operator, RowmaxAnchored):
+        raise LabError(
+            f"the kernel's semantics need an operator that is anchored at the row maximum, and {operator} is not: "
+            f"the reference backend computes it"
+        )
+    width = min(semantics.tile, scores.shape[-1])
+    tiles = scores.unflatten(-1, (-1, width))
+    anchors, top = running_anchors(tiles.amax(-1), semantics)
+    w = operator.at(exponents(tiles, _finite(anchors)[..., None]))
+    w.masked_fill_(~valid.unflatten(-1, (-1, width)), 0.0)
+    scale = torch.exp2(exponents(_finite(anchors), _finite(anchors[..., :1]))).float()
+    return Walk(w, anchors, scale, top)
+
+
+def running_anchors(tops: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
+    """The anchor at each tile and the row maximum, from the maxima of the tiles (definition: B.2).
+
+    Args:
+        tops: FP32, nats, (…, queries, tiles) in the order of keys; −∞ where a row has no key in a tile.
+
+    Returns:
+        Anchors, (…, queries, tiles) in the order of keys: the final one is that of tile 0. The row maximum, (…,
+        queries).
+    """
+    running = tops.flip(-1).cummax(-1).values  # in the order of the visits
+    if semantics.tau == 0:
+        return running.flip(-1), running[..., -1]
+    steps = [running[..., 0]]
+    for new in running.unbind(-1)[1:]:
+        # From −∞, before the first key, to −∞ is NaN, which moves nothing.
+        moves = exponents(new, steps[-1]) > semantics.tau
+        steps.append(torch.where(_vote(moves) if semantics.decision == "warp" else moves, new, steps[-1]))
+    return torch.stack(steps[::-1], -1), running[..., -1]
+
+
+def _vote(moves: Tensor) -> Tensor:
+    """Whether any row of a warp moves, for each of its rows."""
+    n = moves.shape[-1]
+    return pad(moves, (0, -n % WARP)).unflatten(-1, (-1, WARP)).any(-1).repeat_interleave(WARP, -1)[..., :n]
+
+
+def _finite(anchors: Tensor) -> Tensor:
+    """Without a key there is nothing to measure from, and 0 serves."""
+    return anchors.masked_fill(anchors == -torch.inf, 0.0)
+
+
+def converted(x: Tensor, qkv: str) -> tuple[Tensor, Tensor]:
+    """An operand after its FP8 conversion and back, FP32, and how many elements it cut off.
+
+    Args:
+        x: (batch, heads, length, dim).
+        qkv: of `OPERANDS`.
+    """
+    x = x.float()
+    if qkv == "none":
+        return x, x.new_zeros((), dtype=torch.int64)
+    scale = torch.ones_like(x[:, :1, :1, :1])
+    if OPERANDS[qkv]:
+        largest = x.abs().amax(OPERANDS[qkv], keepdim=True)
+        scale = torch.where(largest > 0, largest / E4M3_MAX, 1.0)
+    y = x / scale
+    return y.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float() * scale, (y.abs() > E4M3_MAX).sum()
+
+
+class Simulator:
+    """Attention by a kernel's semantics; has the signature of `reference.attend` and counts by layer.
+
+    Args:
+        semantics: which.
+    """
+
+    def __init__(self, semantics: Semantics) -> None:
+        self.semantics = semantics
+        self._counts: dict[int, Tensor] = {}
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        operator: Operator,
+        *,
+        scaling: float,
+        softcap: float | None = None,
+        mask: Tensor | None = None,
+        layer: int = 0,
+        chunk: int = 0,
+    ) -> Tensor:
+        """Attention with `operator` inside the kernel; arguments and result as `reference.attend`."""
+        batch, heads, n_queries, _ = query.shape
+        kv_heads, n_keys = key.shape[1:3]
+        dtype, width = query.dtype, min(self.semantics.tile, n_keys)
+        operands = [converted(x, self.semantics.qkv) for x in (query, key, value)]
+        self._count(layer, operands=sum(x.numel() for x, _ in operands), operands_saturated=sum(n for _, n in operands))
+        query, key, value = (x for x, _ in operands)
+        # Keys up to a whole number of tiles: the ones added are never valid.
+        key, value = (pad(x, (0, 0, 0, -n_keys % width))[:, :, None] for x in (key, value))
+        if mask is not None:
+            mask = pad(mask, (0, -n_keys % width))[:, :, None]
+        out = query.new_empty(batch, n_queries, heads, value.shape[-1], dtype=dtype)
+        chunk = chunk or self._length(batch * heads * key.shape[3], query)
+        if self.semantics.decision == "warp":
+            chunk = -(-chunk // WARP) * WARP
+        for start in range(0, n_queries, chunk):
+            stop = min(start + chunk, n_queries)
+            # Under a plain causal mask the tiles above the diagonal of the chunk's last query are not visited.
+            keys = key.shape[3] if mask is not None else -(-stop // width) * width
+            if mask is None:
+                valid = pad(reference.causal(start, stop, query.device), (0, keys - stop))
+            else:
+                valid = mask[..., start:stop, :]
+            q = query[:, :, start:stop].unflatten(1, (kv_heads, -1))
+            s = reference.scores(q, key[..., :keys, :], scaling=scaling, softcap=softcap)
+            rows = walk(s.masked_fill_(~valid, -torch.inf), valid, operator, self.semantics)
+            pv = self._combine(layer, rows, value[..., :keys, :])
+            self._count(layer, weights=valid.sum() * (s.numel() // valid.numel()))
+            out[:, start:stop] = pv.flatten(1, 2).transpose(1, 2).to(dtype)
+        return out
+
+    def _combine(self, layer: int, rows: Walk, v: Tensor) -> Tensor:
+        """Σ P·V over Σ w from a walk; P is rounded, w is not."""
+        w = rows.weights
+        if self.semantics.max_offset:
+            w = w.mul_(2.0**self.semantics.max_offset)
+        total = (w.sum(-1) * rows.scale).sum(-1)
+        if self.semantics.p != "none":
+            self._count(layer, p_saturated=(w > self.semantics.p_max).sum())
+            # E4M3 saturates; the 16-bit formats overflow to infinity.
+            kept = w.clamp_(max=E4M3_MAX) if self.semantics.p == "e4m3" else w
+            w = kept.to(ROUNDING[self.semantics.p]).float()
+        moved = rows.anchors[..., :-1] != rows.anchors[..., 1:]
+        self._count(
+            layer,
+            rows=(rows.top > -torch.inf).sum(),
+            lagging=(rows.anchors[..., 0] < rows.top).sum(),
+            rescales=(moved & (rows.anchors[..., 1:] > -torch.inf)).sum(),
+        )
+        top = _finite(rows.top)
+        # As `operators.normaliser`: rows without a key give 0, NaN or +∞ in the scores gives NaN.
+        total = total.masked_fill(total == 0, 1.0) + (top - top)
+        return (w.mul_(rows.scale[..., None]).flatten(-2) @ v) / total[..., None]
+
+    def frame(self) -> pd.DataFrame:
+        """What was counted since the start, one row a layer: layer, and the columns `COUNTS`."""
+        table = {layer: counts.tolist() for layer, counts in sorted(self._counts.items())}
+        return pd.DataFrame.from_dict(table, orient="index", columns=COUNTS).rename_axis("layer").reset_index()
+
+    def _count(self, layer: int, **counts: Tensor | int) -> None:
+        # On the device: asking for the numbers would make it wait.
+        device = next((n.device for n in counts.values() if isinstance(n, Tensor)), "cpu")
+        kept = self._counts.setdefault(layer, torch.zeros(len(COUNTS), dtype=torch.int64, device=device))
+        for name, n in counts.items():
+            kept[COUNTS.index(name)] += n
+
+    def _length(self, scores_a_query: int, query: Tensor) -> int:
+        budget = ELEMENTS["cpu" if query.device.type == "cpu" else "other"]
+        return max(1, min(query.shape[2], budget // scores_a_query))
