@@ -213,7 +213,7 @@ Markdown(
 #
 # The paper names five primary endpoints (A.9): the same-support contrast $D_W$, the allocation contrast
 # $D_R(21)$, two matched-distortion contrasts $D_T$, and the change $G_{\mathrm{gap}}$ under mass restoration. Of
-# these, $D_W$ is in this book so far ({ref}`same-support`).
+# these, $D_W$ is in {ref}`support`, $D_R$ in {ref}`allocation`, and the others are in {ref}`distortion`.
 
 # %% [markdown]
 # (framework-assumptions)=

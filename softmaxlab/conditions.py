@@ -117,7 +117,7 @@ CLAMPS = (12, 14, 16, 20, 24, 32, 48)
 
 def power_of_two() -> list[str]:
     """Octave lattices at the row maximum: steps an octave, clamp sweep, and dropping the tail (paper A.6, D.5)."""
-    pot = [str(operators.PoT(m=float(m))) for m in POT_STEPS]
+    pot = [_pot(m) for m in POT_STEPS]
     clamp = [str(operators.RowmaxPoT(K_max=k)) for k in CLAMPS]
     return [BASELINE, *pot, *clamp, *(str(operators.RowmaxPoT(K_max=k, tail="drop")) for k in CLAMPS)]
 
@@ -135,21 +135,27 @@ def rescued(text: str, q: float = 0.9) -> str:
 def response_map() -> list[str]:
     """The 56 interventions of the distortion-response map (paper §4.3, Figure 3A).
 
-    The paper names the four kinds and their number but not the list; this list is ours: 32 grids over K, R and
-    reconstruction, 6 octave lattices over m, 9 flattenings and 9 sharpenings.
+    The paper names the four kinds and their number but not the list; this list is ours: 31 grids over K, R and
+    reconstruction, 7 octave lattices over m, 9 flattenings and 9 sharpenings. Its order is that of measuring, so
+    that a map which is not complete yet is a beginning of it.
     """
-    nearest = [_grid(K, R) for K in (8, 12, 16, 21, 32) for R in (0.5, 1, 2, 4)]
-    upper = [_grid(K, R, "upper") for K in (16, 21, 32, 64) for R in (1, 4)]
-    lerp = [_grid(K, R, "lerp") for K in (8, 16) for R in (1, 4)]
-    pot = [str(operators.PoT(m=float(m))) for m in (0.5, 0.75, 1, 1.5, 2, 3)]
+    first = [_grid(21, R) for R in (0.25, 0.5, 1, 2, 4, 8)] + [_grid(K, R) for K in (16, 32) for R in (1, 4)]
+    first += [_grid(K, R, "upper") for K in (16, 21, 32) for R in (1, 4)] + [_grid(64, 1, "upper")]
+    first += [_pot(m) for m in (0.5, 1, 2, 4)]
     flat = [temperature(a) for a in (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95)]
     sharp = [temperature(a) for a in (1.05, 1.07, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4, 1.5)]
-    return [*nearest, *upper, *lerp, *pot, *flat, *sharp]
+    nearest = [_grid(K, R) for K in (8, 12) for R in (1, 4)] + [_grid(K, R) for K in (16, 32) for R in (0.5, 2)]
+    edge = [_grid(64, 4), _grid(64, 4, "upper"), *(_grid(K, R, "lerp") for K in (8, 16) for R in (1, 4))]
+    return [*first, *flat, *sharp, *nearest, *edge, *(_pot(m) for m in (0.75, 1.5, 3))]
 
 
 def reproducibility() -> list[str]:
     """One condition of each family, for the floor between equivalent implementations."""
-    return [BASELINE, "topk(f=0.25)", _grid(21, 1), _grid(21, 4), "pot(m=1)", "pot(m=2)", temperature(0.9)]
+    return [BASELINE, _grid(21, 1), _grid(21, 4), "pot(m=1)", "pot(m=2)", temperature(0.9)]
+
+
+def _pot(m: float) -> str:
+    return str(operators.PoT(m=float(m)))
 
 
 def _grid(K: int, R: float, recon: str = "nearest") -> str:

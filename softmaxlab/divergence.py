@@ -11,14 +11,14 @@ compiled (`softmaxlab.fused`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from softmaxlab.errors import LabError
-from softmaxlab.operators import Grid, Operator, PoT, Rescue, RowmaxPoT, row_max
+from softmaxlab.operators import Grid, Operator, Rescue, row_max
 from softmaxlab.operators.grid import edge_fractions, interval_closed_form
 
 LEAKAGE_Q = (0.8, 0.9, 0.95, 0.99)  # masses of the sets S_q, ascending
@@ -145,24 +145,33 @@ def lattice_phase(y: Tensor) -> Tensor:
     return y - torch.floor(y + 0.5)
 
 
-def row_divergence(scores: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+def row_divergence(scores: Tensor, rows: Rows, weights: Tensor, normalised: bool = True) -> Tensor:
     """JSD and TV only: what matching needs. Arguments as `row_statistics`; FP64, (2, …)."""
-    q, log_q, _ = _normalised(weights)
+    q, log_q, _ = _probabilities(weights, normalised)
     log_p = scores.double() - rows.top[..., None] - rows.log_z[..., None]
     return torch.stack([js_divergence(rows.p, q, log_p, log_q), total_variation(rows.p, q)])
 
 
 def row_statistics(
-    scores: Tensor, rows: Rows, weights: Tensor, codes: Tensor, phase: Tensor
+    scores: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    codes: Tensor,
+    phase: Tensor,
+    offset: Tensor,
+    normalised: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Everything that is recorded of an operator's rows, in one function so that a compiler can fuse it.
 
     Args:
         scores: FP32, nats, (…, n), masked entries −inf.
         rows: their exact softmax.
-        weights: the operator's ŵ, FP32, (…, n), relative to the row maximum.
+        weights: the operator's ŵ, FP32, (…, n).
         codes: `set_codes` of rows.p.
         phase: φ of each row, (…).
+        offset: by how much log ŵ of an exact row would exceed −Δ, nats, (…); 0 for weights relative to the row
+            maximum.
+        normalised: whether p̂ is ŵ/Σŵ, and not ŵ itself.
 
     Returns:
         Sums named by `SUMS`, FP64, (len(SUMS), …); the largest ε and −ε over entries with ŵ > 0, FP64,
@@ -170,10 +179,11 @@ def row_statistics(
         fewer than two keys, whose phase means nothing.
     """
     p, top, log_z, keys, _ = rows
-    q, log_q, log_weight = _normalised(weights)
+    q, log_q, log_weight = _probabilities(weights, normalised)
     minus_delta = scores.double() - top[..., None]
     positive = weights > 0
-    error = torch.where(positive, log_weight - minus_delta, 0.0)  # ε; log w is −Δ, no logarithm is taken
+    # ε = log ŵ − log w; log w is −Δ, no logarithm is taken.
+    error = torch.where(positive, log_weight - minus_delta - offset[..., None], 0.0)
     squared = error * error
     leaks = leakage(p, q, codes)
     several = (keys > 1).double()
@@ -196,12 +206,14 @@ def row_statistics(
     return torch.stack(sums), torch.stack([above, below]), (q - p).float()
 
 
-def _normalised(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """p̂, log p̂ and log ŵ in FP64; the logarithms are 0 and −log Σŵ where ŵ = 0, and of no use there."""
+def _probabilities(weights: Tensor, normalised: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """p̂, log p̂ and log ŵ in FP64; where ŵ = 0 the logarithms are finite and of no use."""
     w = weights.double()
+    log_w = torch.log(torch.where(w > 0, w, 1.0))
+    if not normalised:
+        return w, log_w, log_w
     total = w.sum(-1, keepdim=True)
     total = torch.where(total == 0, 1.0, total)
-    log_w = torch.log(torch.where(w > 0, w, 1.0))
     return w * total.reciprocal(), log_w - torch.log(total), log_w
 
 
@@ -214,15 +226,6 @@ def row_mass(rows: Rows) -> Tensor:
     above = [rows.p >= t for t in MASS_THRESHOLDS]
     counts = [a.sum(-1).double() for a in above]
     return torch.stack([*counts, *(torch.where(a, rows.p, 0.0).sum(-1) for a in above)])
-
-
-def error_bound(operator: Operator) -> float | None:
-    """The analytic bound on |ε| of an operator whose bound is one number, else None (paper A.6)."""
-    if isinstance(operator, PoT):
-        return math.log(2) / (2 * operator.m)
-    if isinstance(operator, RowmaxPoT) and operator.tail == "drop":
-        return math.log(2) / 2
-    return None
 
 
 def has_interval_envelope(operator: Operator) -> bool:
@@ -241,27 +244,22 @@ def grid_excess(operator: Grid, scores: Tensor, valid: Tensor, weights: Tensor) 
     With h the width of the interval that holds the score: 0 ≤ ε ≤ h for `upper`, |ε| ≤ h/2 for `nearest`,
     ε ≥ 0 for `lerp`.
     """
-    edges = edge_fractions(operator.K, operator.R).to(scores.device)
-    return interval_excess(
-        operator.recon, edges, lambda t: interval_closed_form(t, operator.K, operator.R), scores, valid, weights
-    )
-
-
-def interval_excess(
-    recon: str, edges: Tensor, interval: Callable[[Tensor], Tensor], scores: Tensor, valid: Tensor, weights: Tensor
-) -> Tensor:
-    """`grid_excess` from a grid's edges in units of C and its map from position to interval."""
     low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
-    top = row_max(scores)
-    C = torch.where(top > low, top - low, 0.0)
-    a = interval(((scores - low) / torch.where(C > 0, C, 1.0)).clamp(0, 1))
-    h = (edges[a + 1] - edges[a]) * C.double()
+    C = row_max(scores) - low
+    C = torch.where(C > 0, C, 0.0)
+    a = interval_closed_form(((scores - low) / torch.where(C > 0, C, 1.0)).clamp(0, 1), operator.K, operator.R)
+    edges = edge_fractions(operator.K, operator.R).to(scores.device)
+    return interval_excess(operator.recon, (edges[a + 1] - edges[a]) * C.double(), scores, weights)
+
+
+def interval_excess(recon: str, widths: Tensor, scores: Tensor, weights: Tensor) -> Tensor:
+    """`grid_excess` from the width h of each key's interval, FP64, nats, (…, n)."""
     w = weights.double()
-    error = torch.log(torch.where(w > 0, w, 1.0)) - (scores.double() - top.double())
+    error = torch.log(torch.where(w > 0, w, 1.0)) - (scores.double() - row_max(scores).double())
     if recon == "nearest":
-        excess = error.abs() - h / 2
+        excess = error.abs() - widths / 2
     elif recon == "upper":
-        excess = torch.maximum(error - h, -error)
+        excess = torch.maximum(error - widths, -error)
     else:
         excess = -error
     return torch.where(weights > 0, excess, -torch.inf).amax(-1)

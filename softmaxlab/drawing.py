@@ -151,6 +151,7 @@ def end_labels(ax: Axes, ends: list[tuple[str, float, float]], gap: float = 0.07
 
 def finish(fig: Figure, ax: Axes) -> Figure:
     """Key above the axes; close so that a notebook shows the figure once."""
-    ax.legend(**KEY)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(**KEY)
     plt.close(fig)
     return fig

@@ -92,7 +92,7 @@ def losses(
         raise LabError(f"context is {context}, but a block needs at least 2 tokens to predict one")
     if blocks < 0 or batch < 0:
         raise LabError(f"blocks is {blocks} and batch is {batch}, but neither can be negative")
-    backends.get(backend)
+    backend = backends.canonical(backend)
     fixed = {
         "model": models.resolve(model).name,
         "model_id": models.resolve(model).identity(),
@@ -109,7 +109,7 @@ def losses(
     if rows is None:
         if store:
             store.check_writable()  # before anything expensive
-        work = _prepare(model, corpus, keys, blocks=blocks, device=device, batch=batch)
+        work = prepare(model, corpus, keys, blocks=blocks, device=device, batch=batch)
         rows = _Run(work, keys, parsed, store).complete(progress)
     names = COLUMNS[: COLUMNS.index("block")]
     frames = [rows[t].assign(**{name: getattr(keys[t], name) for name in names}) for t in keys]
@@ -131,7 +131,7 @@ def _stored(store: Store, keys: dict[str, LossKey], blocks: int) -> dict[str, pd
 
 
 @dataclass
-class _Work:
+class Work:
     """A loaded model and the blocks it is to be run on."""
 
     model: PreTrainedModel
@@ -140,7 +140,7 @@ class _Work:
     provenance: dict[str, object]
 
 
-def _prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, device: str, batch: int) -> _Work:
+def prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, device: str, batch: int) -> Work:
     """Load what a run needs, checking what is cheap to check before the weights are read."""
     key = next(iter(keys.values()))
     device = models.pick_device(device)
@@ -165,15 +165,13 @@ def _prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, 
         **environment(device),
     }
     tokens = torch.as_tensor(stream.tokens[: blocks or available]).to(device)
-    return _Work(loaded.model, tokens, batch, provenance)
+    return Work(loaded.model, tokens, batch, provenance)
 
 
 class _Run:
     """Computes the missing blocks of some conditions and stores them as they come."""
 
-    def __init__(
-        self, work: _Work, keys: dict[str, LossKey], parsed: dict[str, Condition], store: Store | None
-    ) -> None:
+    def __init__(self, work: Work, keys: dict[str, LossKey], parsed: dict[str, Condition], store: Store | None) -> None:
         self.work, self.keys, self.parsed, self.store = work, keys, parsed, store
         nothing = pd.DataFrame({"block": [], "nll": [], "predictions": []}).astype(ROW_TYPES)
         self.rows = {t: store.losses(k) if store else nothing for t, k in keys.items()}

@@ -156,7 +156,8 @@ def response_map(
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set(xlabel="mean row-wise JSD (nats)", ylabel="ΔNLL against softmax (nats)")
-    ax.legend(**KEY, ncols=3)
+    if ax.lines:
+        ax.legend(**KEY, ncols=3)
     plt.close(fig)
     return fig
 

@@ -31,14 +31,22 @@ _GRAPHS = 64
 _QUARTERINGS = 10
 
 
+#: Keeps the compiler from writing what is used twice to memory: here computing it again is cheaper than reading it.
+_OPTIONS = {"realize_opcount_threshold": 400, "realize_reads_threshold": 64, "realize_acc_reads_threshold": 64}
+
+
 class Compiled:
     """A function that is compiled when first called, with sizes left open, and runs eagerly if that fails."""
 
     def __init__(self, function: Callable) -> None:
         self._eager = function
+        self._fast: Callable | None = self._first
+
+    def _first(self, *args: Any) -> Any:
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, _GRAPHS)
-        self._fast: Callable | None = torch.compile(function, dynamic=True, fullgraph=True)
+        self._fast = torch.compile(self._eager, dynamic=True, fullgraph=True, options=_OPTIONS)
+        return self._fast(*args)
 
     def __call__(self, *args: Any) -> Any:
         if self._fast is not None:
@@ -154,13 +162,14 @@ def _grid(recon: str, map: str, uniform: bool) -> Callable:
     def grid(
         scores: Tensor, valid: Tensor, edges: Tensor, log_rho: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        n_intervals = edges.shape[0] - 1
+        n_intervals, widths = edges.shape[0] - 1, []
 
         def interval(t: Tensor, *_: Any) -> Tensor:
             index = torch.floor(t * n_intervals) if uniform else torch.floor(torch.log1p(t * scale) / log_rho)
             return index.to(torch.int64).clamp(0, n_intervals - 1)
 
         def weights_at(t: Tensor, C: Tensor, a: Tensor) -> Tensor:
+            widths.append((edges[a + 1] - edges[a]) * C.double())
             edge, below_top = edges.to(t.dtype), (edges - 1).to(t.dtype)
 
             def value(index: Tensor) -> Tensor:
@@ -176,9 +185,7 @@ def _grid(recon: str, map: str, uniform: bool) -> Callable:
             return torch.lerp(value(a), value(a + 1), x)
 
         w = Grid.__call__(_Fields(K=None, R=None, _weights_at=weights_at), scores, valid, interval)
-        if map == "linear":
-            return w, None
-        return w, divergence.interval_excess(recon, edges, interval, scores, valid, w)
+        return w, None if map == "linear" else divergence.interval_excess(recon, widths[0], scores, w)
 
     return grid
 

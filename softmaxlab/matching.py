@@ -157,7 +157,7 @@ def condition(solutions: pd.DataFrame, target: Target, rescue: float = 0.0) -> s
         )
     if not row.error <= 0.01:
         raise LabError(f"{target} was matched to {100 * row.error:.2g}%, but at most 1% is allowed")
-    operator = Temperature(row.alpha)
+    operator = Temperature(float(row.alpha))
     return str(Rescue(operator, rescue) if rescue else operator)
 
 
@@ -250,9 +250,12 @@ def _propose(target: Target, points: dict, reference: dict) -> float:
         # Below the first point the line through the origin of its own slope is exact enough to bracket.
         slope = 2.0 if target.metric == "jsd" else 1.0
         return side[0] * (goal / values[0]) ** (1 / slope)
-    # Rounding near a limit can make a point no higher than one before it; interpolation leaves it out.
-    rising = np.flatnonzero(np.diff(np.maximum.accumulate(values), prepend=0.0) > 0)
-    at = int(np.flatnonzero(rising == above[0])[0])
-    guess = float(PchipInterpolator(np.log(values[rising]), x[rising])(math.log(goal)))
-    low, high = x[rising[at - 1]], x[rising[at]]
-    return sign * math.exp(guess if low < guess < high else (low + high) / 2)
+    # Near a limit rounding can order two points wrongly or make them equal. Those that are out of order as seen
+    # from the bracket are left out of the interpolation.
+    low, high = above[0] - 1, above[0]
+    inner = [i for i in range(low) if values[i] < values[i + 1 : high].min()]
+    outer = [i for i in range(high + 1, len(side)) if values[i] > values[high:i].max()]
+    kept = [*inner, low, high, *outer]
+    guess = float(PchipInterpolator(np.log(values[kept]), x[kept])(math.log(goal)))
+    inside = x[low] < guess < x[high]
+    return sign * math.exp(guess if inside else (x[low] + x[high]) / 2)

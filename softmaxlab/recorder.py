@@ -19,8 +19,9 @@ from softmaxlab.backends.reference import scores as scores_of
 from softmaxlab.divergence import MASS_THRESHOLDS, SUMS, Rows
 from softmaxlab.operators import Operator
 
-#: Scores at once. About 30 bytes each are alive in the compiled path, several times that in eager FP64.
-ELEMENTS = {"cpu": 2**19, "other": 2**25}
+#: Scores at once. About 30 bytes each are alive in the compiled path, several times that in eager FP64, which on a
+#: CPU should stay in cache.
+ELEMENTS = {"cpu": 2**17, "other": 2**25}
 
 #: Sums of a layer that no operator has a part in, in order: rows with a key, valid entries, rows with several
 #: keys, entries and mass by threshold, Σ|pV|².
@@ -97,7 +98,9 @@ class Recorder:
         """Softmax attention of the arguments, as `reference.attend`; `operator` is not looked at."""
         batch, heads, n_queries, _ = query.shape
         kv_heads, n_keys = key.shape[1:3]
-        totals = self.layers.setdefault(layer, self._empty(heads, query.device))
+        if layer not in self.layers:
+            self.layers[layer] = self._empty(heads, query.device)
+        totals = self.layers[layer]
         out = query.new_empty(batch, n_queries, heads, value.shape[-1])
         chunk = self._chunk or self._length(batch * heads * n_keys, n_queries, query.device)
         # From the last chunk to the first: a compiler tunes its code to the first sizes it sees, and the longest
@@ -127,13 +130,14 @@ class Recorder:
             codes = fused.set_codes(flat, rows) if self._compiled else divergence.set_codes(rows.p)
         for i, (of, weigh) in enumerate(zip(self.operators.values(), self._weighers, strict=True)):
             w, excess = weigh(s, valid)
-            w = w.flatten(0, 2)
+            w, normalised = w.flatten(0, 2), getattr(of, "normalised", True)
             if self.only_divergence:
-                totals.sums[i] += _by_head(self._run(divergence.row_divergence)(flat, rows, w), shape)
+                totals.sums[i] += _by_head(self._run(divergence.row_divergence)(flat, rows, w, normalised), shape)
                 continue
-            # An operator on another lattice brings its own phase, a function of the rows.
-            phase = getattr(of, "row_phase", divergence.absolute_octave_phase)(rows)
-            sums, errors, moved = self._run(divergence.row_statistics)(flat, rows, w, codes, phase)
+            # An operator that is anchored elsewhere brings its own phase and offset, functions of the rows.
+            phase = getattr(of, "phase", divergence.absolute_octave_phase)(rows)
+            offset = getattr(of, "anchor_offset", _no_offset)(rows)
+            sums, errors, moved = self._run(divergence.row_statistics)(flat, rows, w, codes, phase, offset, normalised)
             totals.sums[i, :-1] += _by_head(sums, shape)
             totals.sums[i, -1] += _squares(_product(moved, v, shape))
             _keep_largest(totals.extremes[i, :2], errors, shape)
@@ -164,6 +168,10 @@ class Recorder:
     def _length(self, scores_a_query: int, n_queries: int, device: torch.device) -> int:
         budget = ELEMENTS["cpu" if device.type == "cpu" else "other"]
         return max(1, min(n_queries, budget // scores_a_query))
+
+
+def _no_offset(rows: Rows) -> Tensor:
+    return torch.zeros_like(rows.top)
 
 
 def _product(weights: Tensor, v: Tensor, shape: torch.Size) -> Tensor:

@@ -128,19 +128,17 @@ def beside(
             above it (see `floor_of`).
     """
     rows = list(rows)
-    records = [
-        {
-            what: _unbroken(label),
-            f"{ours}, {kind('measured')}": interval(estimate, transform),
-            f"{theirs}, {kind('published')}": text(value),
-            "signs": agreement(estimate, value, neutral=transform(0.0)),
-        }
-        for label, estimate, value in rows
-    ]
+    neutral = transform(0.0)
+    columns = {
+        what: [_unbroken(label) for label, _, _ in rows],
+        f"{ours}, {kind('measured')}": [interval(estimate, transform) for _, estimate, _ in rows],
+        f"{theirs}, {kind('published')}": [text(value) for _, _, value in rows],
+        "signs": [agreement(estimate, value, neutral) for _, estimate, value in rows],
+    }
     if floors is not None:
-        for record, (_, estimate, _), limit in zip(records, rows, floors, strict=True):
-            record["floor"] = against_floor(estimate.mean, limit, transform)
-    return table(pd.DataFrame(records).set_index(what), caption)
+        sizes = [estimate.mean for _, estimate, _ in rows]
+        columns["floor"] = [against_floor(*pair, transform) for pair in zip(sizes, floors, strict=True)]
+    return table(pd.DataFrame(columns).set_index(what), caption)
 
 
 def floor_of(weights: Mapping[str, float] | Iterable[str], floors: pd.Series) -> float:
@@ -173,7 +171,7 @@ def floor_note(rows: Iterable[tuple[str, Estimate, object]], floors: Iterable[fl
 
 
 def values(
-    rows: Iterable[tuple[str, float | None, Published | str | None]],
+    rows: Iterable[tuple[str, float | str | None, Published | str | None]],
     *,
     what: str,
     ours: str,
@@ -183,18 +181,16 @@ def values(
     """Values without intervals beside the paper's: one row a quantity.
 
     Args:
-        rows: label, our value or None where there is none, the paper's value, a text, or None.
+        rows: label, our value and the paper's; a text is shown as it is, None as a dash.
         what, ours, theirs, caption: as in `beside`.
     """
-    records = [
-        {
-            what: _unbroken(label),
-            f"{ours}, {kind('measured')}": MISSING if value is None else number(value),
-            f"{theirs}, {kind('published')}": printed if isinstance(printed, str) else text(printed),
-        }
-        for label, value, printed in rows
-    ]
-    return table(pd.DataFrame(records).set_index(what), caption)
+    rows = list(rows)
+    columns = {
+        what: [_unbroken(label) for label, _, _ in rows],
+        f"{ours}, {kind('measured')}": [_shown(value, number) for _, value, _ in rows],
+        f"{theirs}, {kind('published')}": [_shown(value, text) for _, _, value in rows],
+    }
+    return table(pd.DataFrame(columns).set_index(what), caption)
 
 
 def _unbroken(label: str) -> str:
@@ -215,6 +211,10 @@ def table(frame: pd.DataFrame, caption: str) -> Styler:
     return styler.format(na_rep=MISSING).set_table_styles([wrap])
 
 
+def _shown(value: object, style: Callable[..., str]) -> str:
+    return MISSING if value is None else value if isinstance(value, str) else style(value)
+
+
 def verdict(rows: Iterable[tuple[str, Estimate, Published | None]], neutral: float = 0.0) -> str:
     """Sentences made from the data: which signs agree with the paper, which do not, which are open."""
     groups: dict[str, list[str]] = {}
@@ -228,7 +228,8 @@ def verdict(rows: Iterable[tuple[str, Estimate, Published | None]], neutral: flo
         MISSING: "Without a published value to compare",
     }
     found = [(text, groups[key]) for key, text in phrases.items() if key in groups]
-    return " ".join(f"{text}, {len(labels)}: {'; '.join(labels)}." for text, labels in found)
+    said = " ".join(f"{text}, {len(labels)}: {'; '.join(labels)}." for text, labels in found)
+    return said or "Nothing was measured to compare."
 
 
 def setting(model: str, losses: pd.DataFrame, reference: str) -> str:
@@ -254,4 +255,4 @@ def setting(model: str, losses: pd.DataFrame, reference: str) -> str:
     if not differs:
         return f"{head} {scale} Model, text and blocks are the paper's."
     listed = differs[0] if len(differs) == 1 else f"{', '.join(differs[:-1])} and {differs[-1]}"
-    return f"{head} {scale} Not the same: {listed}. Values need not agree; signs and orders may."
+    return f"{head} {scale} The two runs differ in {listed}, so values need not agree; signs and orders may."

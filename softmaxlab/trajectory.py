@@ -20,9 +20,9 @@ from tqdm import tqdm
 from softmaxlab import corpus as corpora
 from softmaxlab import models, operators
 from softmaxlab.attention import inject
-from softmaxlab.divergence import LEAKAGE_Q, MASS_THRESHOLDS, SUMS, error_bound, has_log_weights
+from softmaxlab.divergence import LEAKAGE_Q, MASS_THRESHOLDS, SUMS, has_log_weights
 from softmaxlab.errors import LabError
-from softmaxlab.evaluate import _prepare, _Work, find_results
+from softmaxlab.evaluate import Work, find_results, prepare
 from softmaxlab.losskey import LossKey
 from softmaxlab.operators import Operator, Softmax
 from softmaxlab.recorder import CHANGE, EXTREMES, SHARED, Recorder
@@ -69,14 +69,14 @@ class Setting:
             "protocol": PROTOCOL,
         }
 
-    def load(self, device: str) -> _Work:
+    def load(self, device: str) -> Work:
         """The model and the first windows of the corpus."""
         if device == "mps" or (device == "auto" and models.pick_device(device) == "mps"):
             raise LabError("device mps has no float64, which divergences need: use cpu or cuda")
         names = {k: v for k, v in self.key().items() if k not in ("windows", "protocol")}
         exact = Softmax()
         key = LossKey(**names, backend="reference", condition=str(exact), condition_json=exact.json())
-        work = _prepare(
+        work = prepare(
             self.model, self.corpus, {str(exact): key}, blocks=self.windows, device=device, batch=0
         )  # refuses more windows than there are
         work.tokens = work.tokens[: self.key()["windows"]]
@@ -101,7 +101,7 @@ def parse_operators(texts: Sequence[str]) -> dict[str, Operator]:
     return {str(op): op for op in parsed}
 
 
-def run(work: _Work, recorder: Recorder, *, progress: bool) -> None:
+def run(work: Work, recorder: Recorder, *, progress: bool) -> None:
     """Send the windows through the model with softmax, recording.
 
     Raises:
@@ -172,19 +172,19 @@ class Trajectory:
         rows = []
         for labels, group in joined.groupby(["operator", *by], sort=False):
             labels = dict(zip(["operator", *by], labels, strict=True))
-            rows.append(labels | means(group, error_bound(operators.parse(labels["operator"]))))
+            rows.append(labels | means(group, operators.parse(labels["operator"]).envelope))
         return pd.DataFrame(rows)
 
 
 _MASS = ("relation", "p_threshold", "entry_share", "mass_share")
 
 
-def means(group: pd.DataFrame, bound: float | None = None) -> dict[str, float]:
+def means(group: pd.DataFrame, envelope: tuple[float, float] | None = None) -> dict[str, float]:
     """Means of one operator from its sums in some layers and heads.
 
     Args:
         group: rows of `Trajectory.sums` with the columns of `Trajectory.shared`.
-        bound: the operator's bound on |ε|, if it is one number.
+        envelope: the operator's bounds on ε, if they are the same for all keys.
 
     Returns:
         jsd (nats), tv; leakage_q for each q; output_change: √(Σ|(p̂−p)V|²/Σ|pV|²) of each layer, mean over
@@ -195,7 +195,7 @@ def means(group: pd.DataFrame, bound: float | None = None) -> dict[str, float]:
     """
     total = group.sum(numeric_only=True)
     layers = group.groupby("layer")[[CHANGE, "output_squared"]].sum()
-    worst = max(group["error_above"].max(), group["error_below"].max())
+    above, below = group["error_above"].max(), group["error_below"].max()
     return {
         "jsd": total["jsd"] / total["rows"],
         "tv": total["tv"] / total["rows"],
@@ -204,8 +204,8 @@ def means(group: pd.DataFrame, bound: float | None = None) -> dict[str, float]:
         "log_weight_rms": float(np.sqrt(group["error_squared"].sum(skipna=False) / total["nonzero"])),
         "log_weight_rms_p": float(np.sqrt(group["error_squared_p"].sum(skipna=False) / total["rows"])),
         "zero_share": 1 - total["nonzero"] / total["entries"],
-        "max_abs_error": worst,
-        "excess": group["excess"].max() if bound is None else worst - bound,
+        "max_abs_error": max(above, below),
+        "excess": max(above - envelope[1], below + envelope[0]) if envelope else group["excess"].max(),
         "phase_r": _pearson(total),
     }
 

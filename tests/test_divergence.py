@@ -92,7 +92,7 @@ def test_row_statistics_agree_with_scalar_loops(text):
     weights = operators.parse(text)(scores, valid)
     rows = divergence.exact_rows(scores)
     codes, phase = divergence.set_codes(rows.p), divergence.absolute_octave_phase(rows)
-    sums, errors, moved = divergence.row_statistics(scores, rows, weights, codes, phase)
+    sums, errors, moved = divergence.row_statistics(scores, rows, weights, codes, phase, 0 * phase)
     pair = divergence.row_divergence(scores, rows, weights)
     assert sums.dtype == errors.dtype == torch.float64
     for r in range(len(scores)):
@@ -109,6 +109,25 @@ def test_row_statistics_agree_with_scalar_loops(text):
         assert moved[r, keys].tolist() == pytest.approx(want["moved"], rel=1e-6, abs=1e-12)
         assert not moved[r][~valid[r]].any()
         assert torch.equal(pair[:, r], sums[:2, r])
+
+
+def test_an_offset_moves_the_error_and_raw_weights_are_taken_as_probabilities():
+    scores, valid = some_rows()
+    rows = divergence.exact_rows(scores)
+    codes, phase = divergence.set_codes(rows.p), divergence.absolute_octave_phase(rows)
+    w, factor = operators.parse("pot(m=1)")(scores, valid), torch.logspace(-1, 1, 24)
+    plain = divergence.row_statistics(scores, rows, w, codes, phase, 0 * phase)
+    # The same weights relative to something else: with the offset, nothing changes.
+    offset = torch.log(factor.double())
+    shifted = divergence.row_statistics(scores, rows, w * factor[:, None], codes, phase, offset)
+    for a, b in zip(shifted, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    raw = divergence.row_statistics(scores, rows, w, codes, phase, 0 * phase, False)
+    assert torch.equal(raw[2], (w.double() - rows.p).float())
+    torch.testing.assert_close(raw[0][1], 0.5 * (w.double() - rows.p).abs().sum(-1))
+    q = w.double()
+    assert torch.equal(divergence.row_divergence(scores, rows, w, False), raw[0][:2])
+    torch.testing.assert_close(raw[0][0], divergence.js_divergence(rows.p, q), rtol=1e-12, atol=1e-15)
 
 
 def test_divergences_of_known_rows():
@@ -217,10 +236,9 @@ def test_lattice_errors_stay_within_their_bound():
     codes = divergence.set_codes(rows.p)
     for text in ("pot(m=0.5)", "pot(m=1)", "pot(m=4)", "rowmax_pot(K_max=9,tail=drop)"):
         op = operators.parse(text)
-        _, errors, _ = divergence.row_statistics(scores, rows, op(scores, valid), codes, rows.top)
-        bound = divergence.error_bound(op)
-        assert 0.97 * bound < errors.amax() <= bound + 1e-6
-    assert divergence.error_bound(operators.parse("rowmax_pot(K_max=9)")) is None
+        _, errors, _ = divergence.row_statistics(scores, rows, op(scores, valid), codes, rows.top, 0 * rows.top)
+        low, high = op.envelope
+        assert 0.97 * high < errors[0].max() <= high + 1e-6 and 0.97 * low > -errors[1].max() >= low - 1e-6
 
 
 @pytest.mark.parametrize("text", [t for t in OPERATORS if not t.startswith("topk")])
@@ -285,8 +303,8 @@ def test_compiled_functions_agree_with_eager_ones():
         plain = op(scores, valid)
         torch.testing.assert_close(w, plain, rtol=3e-5, atol=1e-30)
         for a, b in zip(
-            fused.compiled(divergence.row_statistics)(flat, rows, plain[0, 0], codes, phase),
-            divergence.row_statistics(flat, rows, plain[0, 0], codes, phase),
+            fused.compiled(divergence.row_statistics)(flat, rows, plain[0, 0], codes, phase, 0 * phase),
+            divergence.row_statistics(flat, rows, plain[0, 0], codes, phase, 0 * phase),
             strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-12)

@@ -20,36 +20,6 @@ from softmaxlab.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TEXT = "The exponential in attention is rounded, cut off or replaced, and the loss tells what it costs. " * 20
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> Path:
-    """A random Llama of three layers with grouped queries, and a byte-level tokenizer trained on one sentence."""
-    import torch
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator([TEXT], vocab_size=300, min_frequency=1, special_tokens=["<s>"], show_progress=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, bos_token="<s>")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=None,
-        initializer_range=0.3,  # else the scores are all but equal, and every operator gives the same loss
-    )
-    folder = tmp_path_factory.mktemp("tiny")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def execute(notebook: Path, folder: Path, parameters: dict, *, timeout: int = 600) -> subprocess.CompletedProcess:

@@ -138,11 +138,11 @@ def run(model, corpus, context, n):
 
 def test_setting_names_every_difference_and_only_those():
     same = report.setting("qwen2.5-1.5b", run("q", "wikitext103", 2048, 97), "Qwen2.5-1.5B")
-    assert "are the paper's" in same and "Not the same" not in same
+    assert "are the paper's" in same and "differ in" not in same
     other = report.setting("smollm2-135m", run("s", "pydoc", 512, 2), "Qwen2.5-1.5B")
-    assert "Not the same: model, text, block length and number of blocks" in other
+    assert "The two runs differ in model, text, block length and number of blocks, so" in other
     one = report.setting("smollm2-135m", run("s", "wikitext103", 2048, 97), "Qwen2.5-1.5B")
-    assert "Not the same: model." in one
+    assert "differ in model, so" in one
 
 
 def test_verdict_puts_each_row_into_one_group():
@@ -155,3 +155,50 @@ def test_verdict_puts_each_row_into_one_group():
     text = report.verdict(rows)
     assert "paper's sign, 1: a." in text and "opposite sign, 1: b." in text
     assert "zero), 1: c." in text and "compare, 1: d." in text
+
+
+FLOORS = pd.Series({"grid": 0.002, "smooth": 0.0001, "any": 0.01})
+
+
+def test_floor_of_a_contrast_adds_up_its_conditions():
+    assert report.floor_of(["grid(K=21)", "softmax()"], FLOORS) == pytest.approx(0.002)
+    assert report.floor_of(("grid(K=21)", "grid(K=21,R=4)"), FLOORS) == pytest.approx(0.004)
+    weights = {"grid(K=8)": 0.5, "temperature(alpha=0.9)": -0.5, "pot(m=4)": 1.0, "softmax()": -1.0}
+    assert report.floor_of(weights, FLOORS) == pytest.approx(0.001 + 0.00005 + 0.01)
+
+
+def test_against_floor_says_which_side_in_the_tables_unit():
+    assert report.against_floor(0.0019, 0.002) == "below 0.00200"
+    assert report.against_floor(-0.0019, 0.002) == "below 0.00200"
+    assert report.against_floor(-0.0021, 0.002) == "above 0.00200"
+    assert report.against_floor(0.01, 0.02, report.percent) == "below 2.02"
+
+
+def test_floor_note_names_what_is_below():
+    rows = [("a", estimate(0.001, 0, 1), None), ("b", estimate(-0.5, -1, 0), None)]
+    assert report.floor_note(rows, [0.01, 0.01]) == "Below the floor, 1 of 2: a."
+    assert report.floor_note(rows, [0.0001, 0.01]) == "Below the floor: none of 2."
+
+
+def test_beside_marks_effects_below_the_floor():
+    rows = [("a", estimate(0.001, 0, 1), None), ("b", estimate(0.5, 0.1, 1), None)]
+    styler = report.beside(rows, what="x", ours="m", theirs="p", caption="C", floors=[0.01, 0.01])
+    (shown,) = pd.read_html(io.StringIO(styler.to_html()), index_col=0)
+    assert shown["floor"].tolist() == ["below 0.0100", "above 0.0100"]
+
+
+def test_a_table_without_rows_keeps_its_heading():
+    for styler in (
+        report.beside([], what="x", ours="m", theirs="p", caption="C", floors=[]),
+        report.values([], what="x", ours="m", theirs="p", caption="C"),
+    ):
+        html = styler.to_html()
+        assert "m, measured" in html and "p, published" in html and html.count("<tr>") == 1
+
+
+def test_values_show_a_dash_for_what_is_not_there_and_text_as_it_is():
+    share = paper.value("d2_attention_mass", relation="ge", p_threshold=0.1, metric="entry_share")
+    rows = [("a", 0.00123, share), ("b", None, "from 1 to 2"), ("c", "37", None)]
+    html = report.values(rows, what="x", ours="m", theirs="p", caption="C").to_html()
+    (shown,) = pd.read_html(io.StringIO(html), index_col=0, converters={1: str, 2: str})
+    assert shown.to_numpy().tolist() == [["0.00123", "0.151"], ["—", "from 1 to 2"], ["37", "—"]]

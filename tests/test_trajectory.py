@@ -99,7 +99,7 @@ def test_means_agree_with_materialised_maps(setting, text):
     heads = [scalar_sums(*layer, text) for _, layer in sorted(materialised(setting).items())]
 
     def check(row, want):
-        assert {k: row[k] for k in want} == pytest.approx(want, rel=2e-5, abs=1e-9)
+        assert {k: row[k] for k in want} == pytest.approx(want, rel=5e-5, abs=1e-5)
 
     summary = result.summary()
     assert summary.operator.tolist() == TEXTS
@@ -124,7 +124,7 @@ def test_mass_shares_agree_with_materialised_maps(setting):
         for _, row in frame.iterrows():
             chosen = [x for x in flat if (x >= row.p_threshold) == (row.relation == "ge")]
             assert row.entry_share == pytest.approx(len(chosen) / len(flat), abs=1e-12)
-            assert row.mass_share == pytest.approx(math.fsum(chosen) / n, abs=1e-9)
+            assert row.mass_share == pytest.approx(math.fsum(chosen) / n, abs=1e-7)
         assert frame.relation.tolist() == ["ge", "ge", "ge", "lt"]
         assert frame.p_threshold.tolist() == list(MASS_THRESHOLDS)
 
@@ -133,10 +133,23 @@ def test_softmax_itself_changes_nothing_and_envelopes_hold(setting):
     texts = ["softmax()", "pot(m=2)", *(f"grid(K=5,R=3,recon={r})" for r in ("nearest", "upper", "lerp"))]
     frame = trajectory.measure([*texts, "temperature(alpha=2)"], **setting).summary().set_index("operator")
     exact = frame.loc["softmax()"]
-    assert abs(exact[["jsd", "tv", "output_change", "log_weight_rms", "max_abs_error"]]).max() < 1e-6
+    assert abs(exact[["jsd", "tv", "output_change", "log_weight_rms", "max_abs_error"]]).max() < 5e-6
     # text forms leave defaults out, so they are read back from the frame
     assert (frame.excess.iloc[1:5] < 2e-5).all() and frame.excess.iloc[1] > -0.02
-    assert frame.excess.isna().tolist() == [True, False, False, False, False, True]
+    assert frame.excess.isna().tolist() == [False] * 5 + [True]
+
+
+def test_lattices_anchored_elsewhere_bring_their_phase_and_offset(setting):
+    texts = ["log2p()", "log_sqrt2p()", "ilpot()", "ilpot_h_a()", "ilpot_h15()"]
+    frame = trajectory.measure([*texts, "log2p(renormalise=no)", "pot(m=1)"], **setting).summary().set_index("operator")
+    low, high = zip(*(operators.parse(t).envelope for t in texts), strict=True)
+    assert (abs(frame.excess.iloc[:5]) < 0.02).all() and (frame.excess.iloc[:5] < 1e-5).all()
+    assert (frame.max_abs_error.iloc[:5] > 0.9 * np.minimum(np.abs(low), high)).all()
+    # Log2-p and the absolute octave lattice are one lattice up to a phase of the row; leakage follows the phase
+    # on them, and not on the lattice that is anchored at the row maximum.
+    assert abs(frame.phase_r["log2p()"]) > 0.3 < abs(frame.phase_r["ilpot()"]) and abs(frame.phase_r["pot(m=1)"]) < 0.1
+    raw, scaled = frame.loc["log2p(renormalise=no)"], frame.loc["log2p()"]
+    assert raw.log_weight_rms == scaled.log_weight_rms and raw.tv != scaled.tv
 
 
 def test_rescue_has_no_log_weights_and_no_leakage_at_its_own_mass(setting):
@@ -150,7 +163,9 @@ def test_rescue_has_no_log_weights_and_no_leakage_at_its_own_mass(setting):
 @pytest.fixture
 def attention_case():
     torch.manual_seed(5)
-    query, key, value = torch.randn(2, 4, 13, 8), torch.randn(2, 2, 13, 8), torch.randn(2, 2, 13, 8)
+    # Multiples of 1/4, so that a score is the same number in whatever order it is added up.
+    query, key = (torch.randn(2, heads, 13, 8).mul(4).round() / 4 for heads in (4, 2))
+    value = torch.randn(2, 2, 13, 8)
     padded = torch.ones(2, 1, 13, 13, dtype=torch.bool).tril()
     padded[1, :, :, :3] = False  # left padding: the first three queries see nothing
     window = torch.ones(1, 1, 13, 13, dtype=torch.bool).tril().triu(-3)
@@ -162,7 +177,7 @@ def attention_case():
 @pytest.mark.parametrize("chunk", [0, 1, 5])
 def test_the_recorder_is_softmax_attention(attention_case, mask, chunk, softcap):
     (q, k, v), masks = attention_case
-    recorder = Recorder({"a": operators.PoT()}, device="cpu", chunk=chunk)
+    recorder = Recorder({"a": operators.PoT(m=1)}, device="cpu", chunk=chunk)
     settings = {"scaling": 0.4, "softcap": softcap, "mask": masks[mask]}
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
         args = [x.to(dtype) for x in (q, k, v)]
@@ -179,7 +194,7 @@ def test_sums_see_only_valid_keys_whatever_the_chunk(attention_case, mask, chunk
     recorder = Recorder({t: operators.parse(t) for t in TEXTS}, device="cpu", chunk=chunk)
     recorder(q, k, v, None, scaling=1.5, mask=masks[mask], layer=3)
     valid = torch.ones(13, 13, dtype=torch.bool).tril() if masks[mask] is None else masks[mask]
-    valid = valid.expand(2, 4, 13, 13) if valid.ndim == 2 else valid.expand(2, 4, 13, 13)
+    valid = valid.expand(2, 4, 13, 13)
     s = ((q.unflatten(1, (2, 2)) @ k[:, :, None].mT) * 1.5).flatten(1, 2)
     totals = recorder.layers[3]
     assert set(recorder.layers) == {3}
@@ -196,9 +211,9 @@ def test_sums_see_only_valid_keys_whatever_the_chunk(attention_case, mask, chunk
             assert totals.shared[SHARED.index("entries"), h] == valid[:, h].sum()
             for j, name in enumerate(SUMS):
                 want = math.fsum(r[name] for r in rows)
-                assert totals.sums[i, j, h].item() == pytest.approx(want, rel=1e-5, abs=1e-9), (name, text)
-            assert totals.extremes[i, 0, h].item() == pytest.approx(max(r["above"] for r in rows), rel=1e-4, abs=1e-6)
-            assert totals.extremes[i, 1, h].item() == pytest.approx(max(r["below"] for r in rows), rel=1e-4, abs=1e-6)
+                assert totals.sums[i, j, h].item() == pytest.approx(want, rel=1e-9, abs=1e-12), (name, text)
+            assert totals.extremes[i, 0, h].item() == pytest.approx(max(r["above"] for r in rows), rel=1e-9, abs=1e-12)
+            assert totals.extremes[i, 1, h].item() == pytest.approx(max(r["below"] for r in rows), rel=1e-9, abs=1e-12)
 
 
 def test_divergence_alone_gives_the_same_divergence(attention_case):
@@ -225,12 +240,12 @@ def test_an_operator_can_bring_its_own_phase(attention_case):
 
     class Shifted:
         def __call__(self, scores, valid):
-            return operators.PoT()(scores, valid)
+            return operators.PoT(m=1)(scores, valid)
 
-        def row_phase(self, rows):
+        def phase(self, rows):
             return absolute_octave_phase(rows) * 0 + rows.log_z
 
-    recorder = Recorder({"a": Shifted(), "b": operators.PoT()}, device="cpu")
+    recorder = Recorder({"a": Shifted(), "b": operators.PoT(m=1)}, device="cpu")
     recorder(q, k, v, None, scaling=1.0)
     s = (q.unflatten(1, (2, 2)) @ k[:, :, None].mT).flatten(1, 2).double()
     log_z = torch.stack(
@@ -247,23 +262,23 @@ def test_only_what_is_missing_is_measured(setting, monkeypatch):
     monkeypatch.setattr(
         trajectory, "run", lambda work, rec, **kw: measured.append(list(rec.operators)) or run(work, rec, **kw)
     )
-    trajectory.measure(["pot(m=1)", "pot()", "grid(K=4, R=1)"], **setting)
-    both = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot()"], **setting)
-    assert measured == [["pot()", "grid(K=4)"], ["pot(m=2)"]]
+    trajectory.measure(["pot(m=1)", "pot(m=1)", "grid(K=4, R=1)"], **setting)
+    both = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot(m=1)"], **setting)
+    assert measured == [["pot(m=1)", "grid(K=4)"], ["pot(m=2)"]]
     monkeypatch.setattr(models, "load_model", None)  # nothing may be loaded from here on
-    again = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot()"], **setting)
+    again = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot(m=1)"], **setting)
     assert again.summary().equals(both.summary()) and again.mass().equals(both.mass())
     monkeypatch.undo()
-    live = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot()"], **setting | {"results": ""})
+    live = trajectory.measure(["grid(K=4)", "pot(m=2)", "pot(m=1)"], **setting | {"results": ""})
     assert np.allclose(live.summary().drop(columns="operator"), both.summary().drop(columns="operator"), equal_nan=True)
 
 
 @pytest.mark.parametrize("change", [{"windows": 3}, {"context": 32}, {"dtype": "bfloat16"}, {"bos": "block"}])
 def test_another_setting_is_another_key(setting, change, monkeypatch):
-    first = trajectory.measure(["pot()"], **setting).summary()
-    second = trajectory.measure(["pot()"], **setting | change).summary()
+    first = trajectory.measure(["pot(m=1)"], **setting).summary()
+    second = trajectory.measure(["pot(m=1)"], **setting | change).summary()
     assert first.jsd[0] != second.jsd[0]
-    assert trajectory.measure(["pot()"], **setting).summary().equals(first)
+    assert trajectory.measure(["pot(m=1)"], **setting).summary().equals(first)
 
 
 def test_windows_default_to_the_papers_tokens_or_all_there_are(setting, tiny_model, text_file):
@@ -281,14 +296,14 @@ def test_windows_default_to_the_papers_tokens_or_all_there_are(setting, tiny_mod
         (["nonsense()"], {}, "unknown operator 'nonsense'"),
         (["pot(m=0)"], {}, "m is 0.0, but must be"),
         (["rowmax_pot(K_max=0)"], {}, "K_max is 0"),
-        (["rescue(of=pot(),q=1)"], {}, "q is 1.0, but must be in"),
+        (["rescue(of=pot(m=1),q=1)"], {}, "q is 1.0, but must be in"),
         (["rescue(q=0.9)"], {}, "needs a value for of"),
-        (["pot()@1"], {}, "'pot\\(\\)@1' names layers"),
-        (["pot()"], {"context": 1}, "context is 1"),
-        (["pot()"], {"windows": -1}, "windows is -1"),
-        (["pot()"], {"windows": 10_000}, "blocks is 10000"),
-        (["pot()"], {"device": "mps"}, "no float64"),
-        (["pot()"], {"device": "tpu"}, "unknown device 'tpu'"),
+        (["pot(m=1)@1"], {}, "'pot\\(m=1\\)@1' names layers"),
+        (["pot(m=1)"], {"context": 1}, "context is 1"),
+        (["pot(m=1)"], {"windows": -1}, "windows is -1"),
+        (["pot(m=1)"], {"windows": 10_000}, "blocks is 10000"),
+        (["pot(m=1)"], {"device": "mps"}, "no float64"),
+        (["pot(m=1)"], {"device": "tpu"}, "unknown device 'tpu'"),
     ],
 )
 def test_bad_input_is_said_in_one_sentence(setting, texts, change, match, tmp_path):
@@ -304,5 +319,5 @@ def test_scores_that_are_not_finite_are_refused(setting, tmp_path):
     loaded.model.model.layers[1].self_attn.q_proj.weight[0, 0] = float("nan")
     loaded.model.save_pretrained(folder)
     with pytest.raises(LabError, match="not finite in layer 1"):
-        trajectory.measure(["pot()"], **setting | {"model": str(folder)})
+        trajectory.measure(["pot(m=1)"], **setting | {"model": str(folder)})
     assert not list(tmp_path.glob("results/trajectory/*"))

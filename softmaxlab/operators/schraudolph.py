@@ -31,10 +31,14 @@ CLAMPS = {"paper": -126.0, "zero": -127.0, "none": -160.0}
 
 
 def schraudolph(x: Tensor, clamp: str, k: int | None = None) -> Tensor:
-    """S(Q_k(x)), or S(x) where k is None, after the clamp; computed in the dtype of `x`, returned in FP32."""
-    q = x.clamp(min=CLAMPS[clamp])
-    if k is not None:
-        q = q.mul_(2**k).round_().mul_(2.0**-k)  # torch rounds half to even
+    """S(Q_k(x)), or S(x) where k is None, after the clamp; FP64 as far as that matters, returned in FP32."""
+    if k is None:
+        q = x.clamp(min=CLAMPS[clamp])
+    else:
+        n = (x * 2**k).round_()  # half to even
+        # At most 20 bits: FP32 holds n, and all that follows in its normal range is exact.
+        n = n if clamp == "none" else n.float()
+        q = n.clamp_(min=CLAMPS[clamp] * 2**k).mul_(2.0**-k)
     e = q.floor()
     if clamp == "zero":
         e.clamp_(min=-126)  # FP32's last binade, in which the line goes on to 0
