@@ -36,6 +36,7 @@ blocks = 0
 dtype = "float32"
 device = "auto"
 results = "results"
+interventions = 21  # how many of the response map's list are used; 0: all
 
 # %% tags=["hide-input"]
 import math
@@ -104,9 +105,10 @@ run = {
     "device": device,
     "results": results,
 }
-sections = ("support", "geometry", "allocation", "reconstruction", "power-of-two", "response-map")
+sections = ("support", "geometry", "allocation", "reconstruction", "power-of-two")
 one_layer = conditions.same_support(models.n_layers(model))
 everything = [text for section in sections for text in conditions.named(section)]
+everything += conditions.response_map()[: interventions or None]
 losses = evaluate.losses(
     conditions.canonical([*everything, *(text for pair in one_layer for text in pair)]), blocks=blocks, **run
 )
