@@ -72,10 +72,11 @@ figures.style()
 # divergence {cite:p}`lin1991divergence` or by total variation,
 #
 # $$
-# \mathrm{JSD}(p,\hat p) = \tfrac12\,\mathrm{KL}(p\,\|\,m) + \tfrac12\,\mathrm{KL}(\hat p\,\|\,m),
-# \quad m = \tfrac12(p+\hat p),
-# \qquad
-# \mathrm{TV}(p,\hat p) = \tfrac12\sum_{j\in\mathcal V}|p_j-\hat p_j| ,
+# \begin{aligned}
+# \mathrm{JSD}(p,\hat p) &= \tfrac12\,\mathrm{KL}(p\,\|\,m) + \tfrac12\,\mathrm{KL}(\hat p\,\|\,m),
+# \quad m = \tfrac12(p+\hat p), \\
+# \mathrm{TV}(p,\hat p) &= \tfrac12\sum_{j\in\mathcal V}|p_j-\hat p_j| ,
+# \end{aligned}
 # $$ (eq-jsd)
 #
 # in nats for the first. Both are averaged over the rows of all heads and layers, on the first blocks of the text,
@@ -94,7 +95,7 @@ figures.style()
 # $D_T(10J_0)$ are primary endpoints of the paper (A.9).
 #
 # **Mass restoration.** $\mathcal S_q$ is the smallest set of keys that holds the mass $q$, and leakage $L_q$ the
-# mass an operator moves out of it ({eq}`eq-leakage`). Rescue scales the operator's probabilities inside $\mathcal
+# mass an operator moves out of it {eq}`eq-leakage`. Rescue scales the operator's probabilities inside $\mathcal
 # S_{0.9}$ and outside it so that both sides have the mass that softmax gives them; proportions inside each side
 # stay. $D_{\mathrm{rescue}}$ is $D_T$ of the rescued pair, and
 #

@@ -209,7 +209,7 @@ report.table(
 
 # %% [markdown]
 # The envelope bounds the error of one weight. It says nothing about the loss: two rules with envelopes of one width
-# can differ in whether their errors cancel along a row ({eq}`eq-error`).
+# can differ in whether their errors cancel along a row {eq}`eq-error`.
 
 # %% [markdown]
 # (pot)=
