@@ -35,6 +35,7 @@ def write_page(root: Path, executed: Sequence[Path]) -> Path:
         chapters=table(("Chapter", "Executed (UTC)", "Time (s)", "Parameters"), map(chapter_row, executed)),
         machine=table(("Item", "Value"), machine_rows(root)),
         results=results_table(root),
+        cost=cost_table(root),
     )
     page = root / "book" / "_generated" / "status.md"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +119,22 @@ def results_table(root: Path) -> str:
     folded = f":::{{dropdown}} All {len(rows)} files\n{files}\n:::"
     head = (*names[:3], "conditions", "blocks", *names[3:])
     return f"{table(head, runs)}\n\n{folded}"
+
+
+def cost_table(root: Path) -> str:
+    """What a block of each all-layer condition cost, a folded table for each model, setting and device."""
+    from softmaxlab.conditions import BASELINE
+    from softmaxlab.store import Store
+
+    parts = []
+    for key, frame, _ in Store(root / "results").tables("cost"):
+        ms = frame[~frame.condition.str.contains("@")].set_index("condition")["seconds_per_block"] * 1000
+        base = ms.get(BASELINE)
+        rows = [(code(c), f"{t:.1f}", f"{t / base:.2f}" if base else "—") for c, t in ms.sort_values().items()]
+        title = f"{key['model']}, {key['context']} tokens, {key['dtype']}, batch {key['batch']}: {key['device']}"
+        found = table(("condition", "ms a block", "times softmax"), rows)
+        parts.append(f":::{{dropdown}} {title}, backend {key['backend']}\n{found}\n:::")
+    return "\n\n".join(parts) or "No cost was recorded."
 
 
 def code(text: object) -> str:

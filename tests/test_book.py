@@ -355,3 +355,22 @@ def test_status_says_where_stored_results_came_from(tmp_path):
     assert "| m | c | 8 | 2 | 2 to 3 | GPU A | 2026-01-01 | float32 | reference | stream |" in runs
     assert "| m | c | 8 | 1 | 1 | B | 2026-01-01 | float32 | reference | stream |" in runs
     assert "| `topk(f=0.5)` | 3 | `losses/m/c/8/" in files and files.count(".parquet`") == 3
+
+
+def test_status_says_what_a_condition_cost(tmp_path):
+    from softmaxlab.store import Store
+
+    assert status.cost_table(tmp_path) == "No cost was recorded."
+    key = {"model": "m", "context": 8, "dtype": "float32", "backend": "reference", "device": "GPU A", "batch": 4}
+    frame = pd.DataFrame(
+        {
+            "condition": ["topk(f=0.5)", "softmax()", "softmax()@1"],
+            "seconds_per_block": [0.03, 0.02, 0.01],
+            "batches": [2, 2, 2],
+        }
+    )
+    Store(tmp_path / "results").put_table("cost", key, frame, {})
+    text = status.cost_table(tmp_path)
+    assert "m, 8 tokens, float32, batch 4: GPU A, backend reference" in text
+    assert text.index("| `softmax()` | 20.0 | 1.00 |") < text.index("| `topk(f=0.5)` | 30.0 | 1.50 |")
+    assert "@1" not in text
