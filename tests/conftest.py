@@ -9,6 +9,7 @@ import torch
 # Workers that each use all cores slow each other down many times over.
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the kernels and processes that tests start
 
 TEXT = "The exponential in attention is rounded, cut off or replaced, and the loss tells what it costs. " * 20
 
