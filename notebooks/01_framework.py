@@ -267,6 +267,6 @@ report.table(found.set_index(["plus", "minus"]), "Paired differences with 95 % i
 # %% [markdown]
 # ## What this page does not show
 #
-# - It takes no position on which operator is good: the two on this page only illustrate the method.
+# - It takes no position on which operator is good: those on this page only illustrate the method.
 # - The intervals express the choice of blocks from one text. They say nothing about other texts or models.
 # - Loss is one measure. Two models with the same mean loss may still predict different words.

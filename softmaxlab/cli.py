@@ -13,6 +13,8 @@ from cyclopts import App, Parameter
 from softmaxlab import __version__
 from softmaxlab.errors import LabError
 
+Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
+
 app = App(name="softmaxlab", version=__version__, default_parameter=Parameter(negative=()))
 app.help = "How accurate must the exponential in attention be, and what does a coarser one buy?"
 
@@ -100,7 +102,7 @@ def evaluate(
 @app.command
 def results(
     *,
-    folder: str = "results",
+    folder: Folder = "results",
     model: str | None = None,
     corpus: str | None = None,
     context: int | None = None,
@@ -144,7 +146,7 @@ def contrast(
     minus: str,
     /,
     *,
-    folder: str = "results",
+    folder: Folder = "results",
     model: str = "smollm2-135m",
     corpus: str = "wikitext103",
     context: int = 2048,
@@ -166,8 +168,10 @@ def contrast(
     from softmaxlab import corpus as corpora
     from softmaxlab import models, statistics
     from softmaxlab.conditions import Condition
+    from softmaxlab.evaluate import check_setting
 
     plus, minus = (str(Condition.parse(text)) for text in (plus, minus))
+    backend = check_setting(dtype, bos, backend)
     frame = _store(folder).frame(
         model=models.resolve(model).name,
         corpus=corpora.corpus_name(corpus),
@@ -180,8 +184,8 @@ def contrast(
     missing = [text for text in (plus, minus) if text not in set(frame.condition)]
     if missing:
         raise LabError(
-            f"{missing[0]} is not stored in {folder} for {model}, {corpus}, context {context}, {dtype}: "
-            f"run `softmaxlab evaluate` with it first"
+            f"{missing[0]} is not stored in {folder} for {model}, {corpus}, context {context}, {dtype}, BOS {bos}, "
+            f"backend {backend}: run `softmaxlab evaluate` with it first"
         )
     estimate = statistics.contrast(frame, plus, minus)
     percent, low, high = estimate.ppl_change
@@ -239,7 +243,7 @@ def _store(folder: str):
     from softmaxlab.store import Store
 
     root = find_results(folder)
-    if not Path(root).is_dir():
+    if not Path(root).exists():
         raise LabError(f"there is no results folder {root}: `softmaxlab evaluate` makes one")
     return Store(root)
 

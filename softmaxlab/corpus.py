@@ -118,6 +118,12 @@ def corpus_name(corpus: str) -> str:
     return path.name if path.stem in (WIKITEXT, PYDOC) else path.stem
 
 
+def check_bos(bos: str) -> None:
+    """Raise LabError unless it is a BOS rule."""
+    if bos not in BOS_RULES:
+        raise LabError(f"unknown BOS rule {bos!r}; use one of {', '.join(BOS_RULES)}.")
+
+
 def blocks(
     text: Text,
     tokenizer: PreTrainedTokenizerBase,
@@ -143,8 +149,7 @@ def blocks(
     """
     if isinstance(context, bool) or not isinstance(context, int | np.integer) or context < 2:
         raise LabError(f"context must be an integer of at least 2 tokens, and is {context!r}.")
-    if bos not in BOS_RULES:
-        raise LabError(f"unknown BOS rule {bos!r}; use one of {', '.join(BOS_RULES)}.")
+    check_bos(bos)
     if bos == "block" and tokenizer.bos_token_id is None:
         raise LabError("the BOS rule 'block' needs a tokenizer with a BOS token, and this one has none.")
     if limit < context:

@@ -90,9 +90,12 @@ def losses(
         raise LabError("no condition was given: name at least one, e.g. softmax()")
     if context < 2:
         raise LabError(f"context is {context}, but a block needs at least 2 tokens to predict one")
-    if blocks < 0 or batch < 0:
-        raise LabError(f"blocks is {blocks} and batch is {batch}, but neither can be negative")
-    backend = backends.canonical(backend)
+    for name, value in (("blocks", blocks), ("batch", batch)):
+        if value < 0:
+            raise LabError(f"{name} is {value}, but cannot be negative; 0 leaves the choice to the program")
+    backend = check_setting(dtype, bos, backend)
+    models.check_device(device)
+    _check_layers(parsed, model)
     fixed = {
         "model": models.resolve(model).name,
         "model_id": models.resolve(model).identity(),
@@ -114,6 +117,19 @@ def losses(
     names = COLUMNS[: COLUMNS.index("block")]
     frames = [rows[t].assign(**{name: getattr(keys[t], name) for name in names}) for t in keys]
     return pd.concat(frames, ignore_index=True)[list(COLUMNS)]
+
+
+def check_setting(dtype: str, bos: str, backend: str) -> str:
+    """The canonical backend name. Raises LabError if dtype, BOS rule or backend is unknown."""
+    models.check_dtype(dtype)
+    corpora.check_bos(bos)
+    return backends.canonical(backend)
+
+
+def _check_layers(parsed: dict[str, Condition], model: str) -> None:
+    named = {text: condition.layers[-1] for text, condition in parsed.items() if condition.layers}
+    if named and (text := max(named, key=named.get)) and named[text] >= (n := models.n_layers(model)):
+        raise LabError(f"condition {text} names layer {named[text]}, but {model} has layers 0–{n - 1}")
 
 
 def _stored(store: Store, keys: dict[str, LossKey], blocks: int) -> dict[str, pd.DataFrame] | None:

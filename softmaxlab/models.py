@@ -152,15 +152,26 @@ def n_layers(model: str) -> int:
     return EMBEDDED_LAYERS if spec.kind == "embedded" else config(spec).num_hidden_layers
 
 
+def check_device(device: str) -> None:
+    """Raise LabError unless it is the name of a device."""
+    if device not in DEVICES:
+        raise LabError(f"unknown device {device!r}: use one of {', '.join(DEVICES)}")
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise LabError unless it is a dtype that models are run in."""
+    if dtype not in DTYPES:
+        raise LabError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+
+
 def pick_device(device: str) -> str:
     """`auto` becomes cuda, mps or cpu, whichever is there first.
 
     Raises:
         LabError: an unknown device, or one that is not there.
     """
+    check_device(device)
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device not in DEVICES:
-        raise LabError(f"unknown device {device!r}: use one of {', '.join(DEVICES)}")
     if device == "auto":
         return next(d for d in ("cuda", "mps", "cpu") if there[d])
     if not there[device]:
@@ -195,8 +206,7 @@ def load_model(model: str, *, dtype: str = "float32", device: str = "auto") -> L
     Raises:
         LabError: unknown model, dtype or device; files that cannot be read.
     """
-    if dtype not in DTYPES:
-        raise LabError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     device = pick_device(device)
     spec = resolve(model)
     where, arguments = spec.folder()

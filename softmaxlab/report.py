@@ -250,7 +250,7 @@ def setting(model: str, losses: pd.DataFrame, reference: str) -> str:
         "number of blocks": n_blocks != count.value,
     }
     head = f"This page shows **{model}** on **{corpus}**: {n_blocks} blocks of {context:,} tokens, {dtype}."
-    scale = f"The paper's numbers are of **{reference}** on WikiText-103: {count} blocks of {length} tokens."
+    scale = f"The paper's numbers are of **{reference}** on WikiText-103: {count} blocks of {length.value:,.0f} tokens."
     differs = [what for what, is_so in differences.items() if is_so]
     if not differs:
         return f"{head} {scale} Model, text and blocks are the paper's."

@@ -42,7 +42,7 @@ def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, tex
     assert code == 0
     assert "grid(K=4,R=4): NLL" in out
     assert "ΔNLL" in out
-    code, out, _ = run("results", "--folder", folder, "--csv", "--condition", "grid(K=4,R=4.0)")
+    code, out, _ = run("results", "--results", folder, "--csv", "--condition", "grid(K=4,R=4.0)")
     frame = pd.read_csv(io.StringIO(out))
     assert code == 0
     assert frame.block.tolist() == [0, 1, 2]
@@ -71,6 +71,9 @@ def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, tex
         (["book", "-p", "novalue"], "name=value"),
         (["book", "-p", "no_such_parameter=3"], "no_such_parameter"),
         (["dance"], "dance"),
+        (["evaluate", "softmax()", "grid(K=32)@99"], "layer 99, but smollm2-135m has layers 0–29"),
+        (["contrast", "grid(K=32,R=4)", "softmax()", "--bos", "nonsense"], "unknown BOS rule 'nonsense'"),
+        (["contrast", "grid(K=32,R=4)", "softmax()", "--dtype", "float16"], "unknown dtype 'float16'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, says):

@@ -87,6 +87,8 @@ def test_the_frame_is_tidy_and_what_is_stored_is_not_computed_again(setting, cou
     monkeypatch.setattr(models, "load_model", lambda *_a, **_k: pytest.fail("the model was loaded"))
     again = evaluate.losses(texts, **setting)
     pd.testing.assert_frame_equal(first, again)
+    with pytest.raises(LabError, match="unknown device 'tpu'"):
+        evaluate.losses(texts, **setting | {"device": "tpu"})
     fewer = evaluate.losses([GRID], **setting | {"blocks": 2})
     assert fewer.nll.tolist() == first[first.condition == GRID].nll.tolist()[:2]
 

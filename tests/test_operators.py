@@ -293,6 +293,8 @@ def test_canonical_json_holds_every_field_and_tells_conditions_apart():
         ("topk(f=1.5)", "f is 1.5"),
         ("topk(f=half)", "'half'"),
         ("topk(0.5)", "field=value"),
+        ("topk()", "needs a value for f"),
+        ("softmax(q=1)", "it has none"),
         ("mean_threshold(weights=rel)", "softmax, uniform"),
         ("pot(m=0)", "m is 0.0"),
         ("pot(m=-1)", "m is -1.0"),
@@ -315,6 +317,7 @@ def test_bad_text_is_refused_in_one_sentence(text, says):
     with pytest.raises(LabError) as caught:
         Condition.parse(text)
     assert says in str(caught.value)
+    assert "for f, " not in str(caught.value), "a field with a default need not be given"
     assert "\n" not in str(caught.value)
 
 

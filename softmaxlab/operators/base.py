@@ -146,16 +146,15 @@ def parse(text: str) -> Operator:
         if not eq:
             raise LabError(f"operator {text!r}: {part!r} is not of the form field=value")
         if key not in types:
-            known = ", ".join(types) or "none"
-            raise LabError(f"operator {name!r} has no field {key!r}: its fields are {known}")
+            known = f"its fields are {', '.join(types)}" if types else "it has none"
+            raise LabError(f"operator {name!r} has no field {key!r}: {known}")
         if key in values:
             raise LabError(f"operator {text!r} gives {key!r} twice")
         values[key] = _value(name, key, value, types[key])
-    try:
-        return cls(**values)
-    except TypeError:
-        missing = [k for k in types if k not in values]
-        raise LabError(f"operator {name!r} needs a value for {', '.join(missing)}") from None
+    missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+    if missing:
+        raise LabError(f"operator {name!r} needs a value for {', '.join(missing)}")
+    return cls(**values)
 
 
 def _value(name: str, key: str, text: str, kind: type) -> Any:
