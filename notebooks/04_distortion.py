@@ -38,7 +38,7 @@ blocks = 0
 dtype = "float32"
 device = "auto"
 results = "results"
-interventions = 21  # how many of the response map's list are used; 0: all
+interventions = 0  # how many of the response map's list are used; 0: all
 
 # %% tags=["hide-input"]
 from functools import partial

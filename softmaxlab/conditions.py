@@ -151,7 +151,61 @@ def response_map() -> list[str]:
 
 def reproducibility() -> list[str]:
     """One condition of each family, for the floor between equivalent implementations."""
-    return [BASELINE, _grid(21, 1), _grid(21, 4), "pot(m=1)", "pot(m=2)", temperature(0.9)]
+    lattices = ["pot(m=1)", "pot(m=2)", "h15()", "sq(k=3)", "s()"]
+    return [BASELINE, _grid(21, 1), _grid(21, 4), *lattices, temperature(0.9)]
+
+
+def anchor() -> list[str]:
+    """Octave and half-octave lattices by where they are anchored (paper §5.1, Table B.1), and at 4 bits or with
+    weights that are not renormalised."""
+    variants = [str(op(**o)) for o in ({"bits": 4}, {"renormalise": "no"}) for op in _PROBABILITY_LATTICES]
+    return [BASELINE, *(str(op()) for op in _PROBABILITY_LATTICES), _pot(1), _pot(2), "ilpot()", *variants]
+
+
+FAMILY = (0, 2, 3, 4, 5, 6, 7, 13)  # k of S(Q_k), besides 1, which is Rowmax-H15
+
+
+def family() -> list[str]:
+    """Rowmax-H15, the family S(Q_k) up to its limit S, the half-octave references and FlashAttention-4's
+    polynomials, on whole rows (paper B.1, B.2)."""
+    lattices = ["h15()", *(str(operators.SQ(k=k)) for k in FAMILY), "s()"]
+    references = [_pot(2), "ilpot_h_a()", "ilpot_h15()"]
+    return [BASELINE, *lattices, *references, *(str(operators.FA4Poly(degree=d)) for d in (1, 2, 3))]
+
+
+BF16_PATH = "online(tile=128,tau=8,p=bf16)"
+FP8_PATH = "online(tile=128,tau=0,p=e4m3,max_offset=8)"
+HOPPER_PATH = "online(tile=128,tau=0,p=bf16)"
+TAUS = (0, 0.75, 4, 8)
+
+
+def semantics() -> dict[str, list[str]]:
+    """Backend → conditions of the kernel's semantics (paper B.2), in measuring order.
+
+    The two paths of the paper with the whole family, the anchor's threshold alone, the path of a Hopper card, the
+    vote of a warp, and the conversion of Q, K and V to FP8 alone and together with everything else.
+    """
+    curve = [BASELINE, "h15()", *(str(operators.SQ(k=k)) for k in FAMILY), "s()"]
+    lattices = [BASELINE, "h15()", _pot(1), _pot(2), str(operators.SQ(k=3)), "s()"]
+    hopper = [BASELINE, "h15()", *(str(operators.SQ(k=k)) for k in (2, 3, 7)), "fa4_poly(degree=1)"]
+    pair = [BASELINE, "h15()"]
+    return {
+        BF16_PATH: curve,
+        FP8_PATH: curve,
+        **{threshold(tau): lattices for tau in TAUS},
+        HOPPER_PATH: hopper,
+        **{f"online(tile=128,tau=0,qkv={qkv})": pair for qkv in ("e4m3", "e4m3_tensor", "e4m3_head")},
+        "online(tile=128,tau=0,p=e4m3,max_offset=8,qkv=e4m3_tensor)": pair,
+        "online(tile=128,tau=8,decision=warp)": pair,
+    }
+
+
+def threshold(tau: float) -> str:
+    """The backend that differs from whole rows by the anchor's threshold alone."""
+    return f"online(tile=128,tau={tau})"
+
+
+_PROBABILITY_LATTICES = (operators.Log2P, operators.LogSqrt2P)
 
 
 def _pot(m: float) -> str:
@@ -170,6 +224,8 @@ SECTIONS = {
     "power-of-two": power_of_two,
     "response-map": response_map,
     "reproducibility": reproducibility,
+    "anchor": anchor,
+    "family": family,
 }
 
 

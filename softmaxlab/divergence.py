@@ -5,7 +5,7 @@ how different p̂ is from p; leakage says how much mass left the keys that carry
 ε = log ŵ − log w says where the weights themselves are wrong.
 
 All functions take rows along the last dimension. This is the specification; on a GPU the same functions run
-compiled (`softmaxlab.fused`).
+compiled (`softmaxlab.fused`) or as kernels (`softmaxlab.rowkernels`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from softmaxlab.operators.grid import edge_fractions, interval_closed_form
 LEAKAGE_Q = (0.8, 0.9, 0.95, 0.99)  # masses of the sets S_q, ascending
 PHASE_Q = 0.9  # the leakage that row phase is correlated with
 MASS_THRESHOLDS = (0.1, 0.01, 0.001, 0.0001)  # of p, for the shares of entries and mass
+
+#: FP32 weights below it are subnormal and keep fewer digits, whatever the operator: no envelope can be audited there.
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 #: Per-row sums that `row_statistics` returns, in its order.
 SUMS = (
@@ -174,9 +177,9 @@ def row_statistics(
         normalised: whether p̂ is ŵ/Σŵ, and not ŵ itself.
 
     Returns:
-        Sums named by `SUMS`, FP64, (len(SUMS), …); the largest ε and −ε over entries with ŵ > 0, FP64,
-        (2, …); and p̂ − p in FP32, (…, n), for the change of the output. The phase moments are 0 in rows with
-        fewer than two keys, whose phase means nothing.
+        Sums named by `SUMS`, FP64, (len(SUMS), …); the largest ε and −ε over entries with ŵ ≥ SMALLEST_NORMAL,
+        FP64, (2, …), −∞ where there is none; and p̂ − p in FP32, (…, n), for the change of the output. The phase
+        moments are 0 in rows with fewer than two keys, whose phase means nothing.
     """
     p, top, log_z, keys, _ = rows
     q, log_q, log_weight = _probabilities(weights, normalised)
@@ -201,8 +204,9 @@ def row_statistics(
         phase * phase,
         phase * leak,
     ]
-    above = torch.where(positive, error, -torch.inf).amax(-1)
-    below = torch.where(positive, -error, -torch.inf).amax(-1)
+    normal = weights >= SMALLEST_NORMAL
+    above = torch.where(normal, error, -torch.inf).amax(-1)
+    below = torch.where(normal, -error, -torch.inf).amax(-1)
     return torch.stack(sums), torch.stack([above, below]), (q - p).float()
 
 
@@ -239,7 +243,8 @@ def has_log_weights(operator: Operator) -> bool:
 
 
 def grid_excess(operator: Grid, scores: Tensor, valid: Tensor, weights: Tensor) -> Tensor:
-    """How far ε leaves a grid's local envelope in each row, nats, FP64, (…); ≤ 0 is inside.
+    """How far ε leaves a grid's local envelope in each row, nats, FP64, (…); ≤ 0 is inside. Subnormal weights are
+    left out.
 
     With h the width of the interval that holds the score: 0 ≤ ε ≤ h for `upper`, |ε| ≤ h/2 for `nearest`,
     ε ≥ 0 for `lerp`.
@@ -262,4 +267,4 @@ def interval_excess(recon: str, widths: Tensor, scores: Tensor, weights: Tensor)
         excess = torch.maximum(error - widths, -error)
     else:
         excess = -error
-    return torch.where(weights > 0, excess, -torch.inf).amax(-1)
+    return torch.where(weights >= SMALLEST_NORMAL, excess, -torch.inf).amax(-1)

@@ -25,18 +25,22 @@ VARIANTS = {
 
 
 def family(condition: str) -> str:
-    """`smooth` for operators without steps, `octave`, `half octave` or `lattice` for PoT, `grid`, `support`."""
+    """`smooth` for operators without steps, `octave`, `half octave` or `lattice` by spacing, `grid`, `support`."""
     operator = conditions.Condition.parse(condition).operator
     match operator:
         case operators.Grid(recon="lerp") | operators.Softmax() | operators.Temperature():
             return "smooth"
+        case operators.S() | operators.FA4Poly():
+            return "smooth"
         case operators.Grid():
             return "grid"
-        case operators.RowmaxPoT() | operators.PoT(m=1.0):
+        case operators.RowmaxPoT() | operators.PoT(m=1.0) | operators.SQ(k=0) | operators.Log2P() | operators.ILPoT():
             return "octave"
-        case operators.PoT(m=2.0):
+        case operators.PoT(m=2.0) | operators.H15() | operators.SQ(k=1) | operators.LogSqrt2P():
             return "half octave"
-        case operators.PoT():
+        case operators.ILPoTHA() | operators.ILPoTH15():
+            return "half octave"
+        case operators.PoT() | operators.SQ():
             return "lattice"
         case operators.Rescue():
             return family(str(operator.of))

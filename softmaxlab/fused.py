@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -18,17 +18,12 @@ import torch
 from torch import Tensor
 
 from softmaxlab import divergence
-from softmaxlab.divergence import Rows
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Grid, MeanThreshold, Operator, PoT, RowmaxPoT, Softmax, Temperature
 from softmaxlab.operators.grid import edge_fractions
 
 #: Operators of one pass each hold a few graphs; the compiler's own default is eight for a function.
 _GRAPHS = 64
-
-#: Quarterings of the bracket of a set's smallest score. Ten leave 13 nats/4^10 = 1.2e-5 nats, in which a second
-#: key is rare; rows that have one are sorted.
-_QUARTERINGS = 10
 
 
 #: Keeps the compiler from writing what is used twice to memory: here computing it again is cheaper than reading it.
@@ -188,56 +183,3 @@ def _grid(recon: str, map: str, uniform: bool) -> Callable:
         return w, None if map == "linear" else divergence.interval_excess(recon, widths[0], scores, w)
 
     return grid
-
-
-# High-mass sets without sorting
-
-
-def set_codes(scores: Tensor, rows: Rows, qs: Sequence[float] = divergence.LEAKAGE_Q) -> Tensor:
-    """`divergence.set_codes(rows.p, qs)`, by searching each set's smallest score instead of sorting.
-
-    A GPU sorts long rows slowly. Here the bracket of the smallest score of each set is quartered with compiled
-    sums until it holds one key; the few rows where it holds more, ties included, are sorted.
-
-    Args:
-        scores: FP32, (rows, n), masked entries −inf.
-        rows: their exact softmax.
-        qs: masses in (0, 1), ascending.
-    """
-    targets = torch.tensor(qs, dtype=torch.float64, device=scores.device)[:, None]
-    top = rows.top.float()
-    # Keys below p = (1−q)/n hold less than 1−q together, so that the set ends above them.
-    span = torch.log(scores.shape[-1] / (1 - targets)).float() + 1
-    low, high = top - span, (top + 1).expand(len(qs), -1).contiguous()
-    for _ in range(_QUARTERINGS):
-        low, high = compiled(_quarter)(scores, rows.p, low, high, targets)
-    codes, unclear = compiled(_codes)(scores, low, high)
-    unclear = (unclear & (rows.keys > 0)).nonzero().squeeze(-1)
-    if len(unclear):
-        codes[unclear] = divergence.set_codes(rows.p[unclear], qs)
-    return codes
-
-
-def _quarter(scores: Tensor, p: Tensor, low: Tensor, high: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The quarter of each bracket [low, high), (sets, rows), at whose lower end the mass above reaches the target."""
-    new_low, new_high = low, high
-    for part in (0.25, 0.5, 0.75):
-        t = low + (high - low) * part
-        mass = torch.stack([torch.where(scores >= row[:, None], p, 0.0).sum(-1) for row in t.unbind()])
-        reached = mass >= targets
-        # Mass falls with t: the last t that reaches is the new low, the first that does not the new high.
-        new_low = torch.where(reached, t, new_low)
-        new_high = torch.where(reached, new_high, torch.minimum(new_high, t))
-    return new_low, new_high
-
-
-def _codes(scores: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Set codes from the brackets, and the rows where a bracket does not hold exactly one key."""
-    above = [scores >= row[:, None] for row in low.unbind()]
-    inside = [(a & (scores < row[:, None])).sum(-1) for a, row in zip(above, high.unbind(), strict=True)]
-    code = above[0].to(torch.uint8)
-    unclear = inside[0] != 1
-    for a, n in zip(above[1:], inside[1:], strict=True):
-        code = code + a.to(torch.uint8)
-        unclear = unclear | (n != 1)
-    return code, unclear

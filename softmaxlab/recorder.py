@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softmaxlab import divergence, fused
+from softmaxlab import divergence, fused, rowkernels
 from softmaxlab.backends.reference import causal
 from softmaxlab.backends.reference import scores as scores_of
 from softmaxlab.divergence import MASS_THRESHOLDS, SUMS, Rows
@@ -127,7 +127,9 @@ class Recorder:
         totals.shared[:-1] += _by_head(torch.cat(shared), shape)
         totals.shared[-1] += _squares(pv)
         if not self.only_divergence:
-            codes = fused.set_codes(flat, rows) if self._compiled else divergence.set_codes(rows.p)
+            kernels = self._compiled and flat.is_cuda and rowkernels.fit(flat)
+            statistics = rowkernels.row_statistics if kernels else self._run(divergence.row_statistics)
+            codes = rowkernels.set_codes(flat, rows) if kernels else divergence.set_codes(rows.p)
         for i, (of, weigh) in enumerate(zip(self.operators.values(), self._weighers, strict=True)):
             w, excess = weigh(s, valid)
             w, normalised = w.flatten(0, 2), getattr(of, "normalised", True)
@@ -137,7 +139,7 @@ class Recorder:
             # An operator that is anchored elsewhere brings its own phase and offset, functions of the rows.
             phase = getattr(of, "phase", divergence.absolute_octave_phase)(rows)
             offset = getattr(of, "anchor_offset", _no_offset)(rows)
-            sums, errors, moved = self._run(divergence.row_statistics)(flat, rows, w, codes, phase, offset, normalised)
+            sums, errors, moved = statistics(flat, rows, w, codes, phase, offset, normalised)
             totals.sums[i, :-1] += _by_head(sums, shape)
             totals.sums[i, -1] += _squares(_product(moved, v, shape))
             _keep_largest(totals.extremes[i, :2], errors, shape)

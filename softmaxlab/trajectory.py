@@ -32,7 +32,7 @@ from softmaxlab.store import Store
 WINDOW_TOKENS = 32_768
 
 #: Part of every key. Raise it when the meaning of a stored sum changes.
-PROTOCOL = 1
+PROTOCOL = 2
 
 KIND = "trajectory"
 

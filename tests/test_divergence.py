@@ -55,6 +55,8 @@ def scalar_row(scores, weights):
             reached += p[j]
         row[f"leakage_{mass}"] = math.fsum(p[j] for j in members) - math.fsum(q[j] for j in members)
     errors = [(math.log(w) - (s - top), a) for s, w, a in zip(scores, weights, p, strict=True) if w > 0]
+    # Subnormal FP32 weights count in the means and not in the extremes.
+    normal = [math.log(w) - (s - top) for s, w in zip(scores, weights, strict=True) if w >= 2.0**-126]
     y = -top / math.log(2)
     phase, leak = (y - math.floor(y + 0.5), row["leakage_0.9"]) if n > 1 else (0.0, 0.0)
     return row | {
@@ -66,8 +68,8 @@ def scalar_row(scores, weights):
         "phase": phase,
         "phase_squared": phase**2,
         "phase_leak": phase * leak,
-        "above": max(e for e, _ in errors),
-        "below": max(-e for e, _ in errors),
+        "above": max(normal),
+        "below": max(-e for e in normal),
         "moved": [b - a for a, b in zip(p, q, strict=True)],
         "p": p,
     }
@@ -180,29 +182,6 @@ def test_masses_outside_the_unit_interval_are_refused(qs):
         divergence.set_codes(torch.ones(1, 1, dtype=torch.float64), qs)
 
 
-@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "bfloat16 ties"])
-@pytest.mark.parametrize("n", [3, 40, 700])
-def test_searching_the_sets_equals_sorting(monkeypatch, n, rounded):
-    monkeypatch.setattr(fused, "compiled", lambda function: function)
-    scores, _ = some_rows(n, seed=n)
-    scores = torch.cat([scores, scores.flip(-1) * 0.1, torch.zeros_like(scores)])
-    scores = scores.bfloat16().float() if rounded else scores
-    rows = divergence.exact_rows(scores)
-    assert torch.equal(fused.set_codes(scores, rows), divergence.set_codes(rows.p))
-
-
-def test_searching_the_sets_sorts_only_the_rows_it_must(monkeypatch):
-    monkeypatch.setattr(fused, "compiled", lambda function: function)
-    sorted_rows = []
-    by_sorting = divergence.set_codes
-    monkeypatch.setattr(divergence, "set_codes", lambda p, qs: sorted_rows.append(len(p)) or by_sorting(p, qs))
-    torch.manual_seed(0)
-    scores = 3 * torch.randn(400, 200)
-    scores[17] = 0.0
-    fused.set_codes(scores, divergence.exact_rows(scores))
-    assert len(sorted_rows) == 1 and 1 <= sorted_rows[0] < 40
-
-
 @pytest.mark.parametrize("R", [0.25, 1, 4])
 @pytest.mark.parametrize("recon", ["nearest", "upper", "lerp"])
 def test_grid_errors_stay_in_their_interval_and_excess_is_seen(recon, R):
@@ -296,7 +275,6 @@ def test_compiled_functions_agree_with_eager_ones():
     fast = fused.compiled(divergence.exact_rows)(flat)
     for a, b in zip(fast, rows, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6 if a.dtype == torch.float32 else 1e-12, atol=1e-15)
-    assert torch.equal(fused.set_codes(flat, rows), codes)
     for text in ("grid(K=21,R=4)", "grid(K=9,R=4)", "pot(m=1)", "rowmax_pot(K_max=5)", "temperature(alpha=0.7)"):
         op = operators.parse(text)
         w, _ = fused.weigher(op, compile=True, device="cpu")(scores, valid)
@@ -308,4 +286,4 @@ def test_compiled_functions_agree_with_eager_ones():
             strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-12)
-    assert all(run._fast is not None for run in map(fused.compiled, (divergence.row_statistics, fused._quarter)))
+    assert all(run._fast is not None for run in map(fused.compiled, (divergence.row_statistics, divergence.exact_rows)))
