@@ -7,6 +7,7 @@ A reader who doubts a number looks here first. The text around the tables is a t
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import string
@@ -36,6 +37,7 @@ def write_page(root: Path, executed: Sequence[Path]) -> Path:
         machine=table(("Item", "Value"), machine_rows(root)),
         results=results_table(root),
         cost=cost_table(root),
+        bench=bench_table(root),
     )
     page = root / "book" / "_generated" / "status.md"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -135,6 +137,33 @@ def cost_table(root: Path) -> str:
         found = table(("condition", "ms a block", "times softmax"), rows)
         parts.append(f":::{{dropdown}} {title}, backend {key['backend']}\n{found}\n:::")
     return "\n\n".join(parts) or "No cost was recorded."
+
+
+#: Passes that `tests/benchmarks/trajectory_cost.py` times, in words, and what they were to cost at most.
+_PASSES = {
+    "no_operators": ("trajectory, the rows of softmax alone", ""),
+    "operators_16": ("trajectory, 16 operators in one pass", "6"),
+    "matching_16": ("divergences of 16 temperatures in one pass", ""),
+}
+
+
+def bench_table(root: Path) -> str:
+    """What passes and the simulated kernel cost in exact-softmax evaluations, from `results/bench`."""
+    rows, devices = [], set()
+    for path in sorted((root / "results" / "bench").glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        devices.add(report["device"])
+        for name, (title, target) in _PASSES.items():
+            if name in report.get("forwards", {}):
+                rows.append((title, f"{report['forwards'][name]:.1f}", target))
+        for one in report.get("evaluations", []):
+            target = "4" if (one["operator"], one["backend"]) == ("h15()", "online(tile=128,tau=8)") else ""
+            title = f"{code(one['operator'])} through {code(one['backend'])}"
+            rows.append((title, f"{one['softmax_evaluations']:.1f}", target))
+    if not rows:
+        return "No benchmark was recorded."
+    head = ("pass or evaluation", "exact-softmax evaluations", "target, at most")
+    return f"{table(head, rows)}\n\nDevice: {', '.join(sorted(devices))}."
 
 
 def code(text: object) -> str:
