@@ -1,9 +1,9 @@
 """How every figure of the book is drawn: its style, its colours, its points, axes and keys.
 
-Two visual rules hold everywhere: **our measured values are filled and blue, published ones hollow and
-vermilion**; a thin line is a two-sided 95 % interval. Differences of losses span decades and may be
-negative, so their axes are logarithmic where all values and interval ends are positive and symmetric-
-logarithmic otherwise: an interval is never cut off at zero.
+Two visual rules hold everywhere: **our measured values are filled and blue, simulated ones hollow and blue,
+published ones hollow and vermilion**; a thin line is a two-sided 95 % interval. Differences of losses span
+decades and may be negative, so their axes are logarithmic where all values and interval ends are positive
+and symmetric-logarithmic otherwise: an interval is never cut off at zero.
 """
 
 from __future__ import annotations
