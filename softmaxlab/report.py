@@ -201,14 +201,17 @@ def _unbroken(label: str) -> str:
 def table(frame: pd.DataFrame, caption: str) -> Styler:
     """A frame as the book shows tables: a caption above, the text in the index, one heading row.
 
-    Headings and index may break over lines, so that a table fits a page and, with less scrolling, a phone.
+    Headings and index may break over lines, so that a table fits a page and, with less scrolling, a phone; names of
+    rows not into single words.
     """
     if frame.index.nlevels == 1:  # put the index's name into the heading row instead of a row of its own
         frame = frame.rename_axis(index=None, columns=frame.index.name)
     unique = hashlib.sha256(f"{caption}{list(frame.columns)}".encode()).hexdigest()[:8]
     styler = Styler(frame, uuid=unique, cell_ids=False, caption=caption)
     wrap = {"selector": "th", "props": "white-space: normal; max-width: 26rem; min-width: 3rem"}
-    return styler.format(na_rep=MISSING).set_table_styles([wrap])
+    longest = max((len(str(name)) for name in frame.index), default=0)
+    names = {"selector": "th.row_heading", "props": f"min-width: {min(0.5 * longest, 9):g}rem"}
+    return styler.format(na_rep=MISSING).set_table_styles([wrap, names])
 
 
 def _shown(value: object, style: Callable[..., str]) -> str:
