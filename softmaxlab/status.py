@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "matplotlib", "jupyter-book", "papermill")
 #: What files have in common that one run wrote: the first table has a row for each such set of values.
-RUN = ("model", "corpus", "context", "device", "date", "dtype", "torch", "transformers", "backend", "bos")
+RUN = ("model", "corpus", "context", "backend", "device", "date", "dtype", "torch", "transformers", "bos")
 
 
 def write_page(root: Path, executed: Sequence[Path]) -> Path:
@@ -115,11 +115,11 @@ def results_table(root: Path) -> str:
     for values, files in frame.groupby(names, sort=False):
         low, high = files["blocks"].min(), files["blocks"].max()
         counts = (len(files), f"{low}" if low == high else f"{low} to {high}")
-        runs.append((*values[:3], *counts, *values[3:]))
+        runs.append((*values[:4], *counts, *values[4:]))
     rows = [(code(row.condition), row.blocks, code(row.path)) for row in frame.itertuples()]
     files = table(("condition", "blocks", "file under results/"), rows)
     folded = f":::{{dropdown}} All {len(rows)} files\n{files}\n:::"
-    head = (*names[:3], "conditions", "blocks", *names[3:])
+    head = (*names[:4], "conditions", "blocks", *names[4:])
     return f"{table(head, runs)}\n\n{folded}"
 
 

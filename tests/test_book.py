@@ -352,8 +352,8 @@ def test_status_says_where_stored_results_came_from(tmp_path):
         store.append_losses(key, rows, {"device": device, "date": "2026-01-01"})
     text = status.results_table(tmp_path)
     runs, files = text.split(":::{dropdown} All 3 files")
-    assert "| m | c | 8 | 2 | 2 to 3 | GPU A | 2026-01-01 | float32 | reference | stream |" in runs
-    assert "| m | c | 8 | 1 | 1 | B | 2026-01-01 | float32 | reference | stream |" in runs
+    assert "| m | c | 8 | reference | 2 | 2 to 3 | GPU A | 2026-01-01 | float32 | stream |" in runs
+    assert "| m | c | 8 | reference | 1 | 1 | B | 2026-01-01 | float32 | stream |" in runs
     assert "| `topk(f=0.5)` | 3 | `losses/m/c/8/" in files and files.count(".parquet`") == 3
 
 
