@@ -10,13 +10,14 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from softmaxlab import __version__
+from softmaxlab import __version__, cli_kernel
 from softmaxlab.errors import LabError
 
 Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
 
 app = App(name="softmaxlab", version=__version__, default_parameter=Parameter(negative=()))
 app.help = "How accurate must the exponential in attention be, and what does a coarser one buy?"
+cli_kernel.mount(app)
 
 
 @app.command
@@ -254,7 +255,7 @@ def main() -> None:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
     except (LabError, cyclopts.CycloptsError) as error:
         print(f"softmaxlab: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))
     except BrokenPipeError:  # `… | head` closed the pipe; that is the reader's right
         sys.stderr.close()
 

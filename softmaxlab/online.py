@@ -76,12 +76,17 @@ def walk(scores: Tensor, valid: Tensor, operator: RowmaxAnchored, semantics: Sem
             f"the kernel's semantics need an operator that is anchored at the row maximum, and {operator} is not: "
             f"the reference backend computes it"
         )
+    if semantics.tau > operator.headroom:
+        raise LabError(
+            f"{operator} has no weights above its anchor, but τ = {semantics.tau:g} octaves reach there: use tau=0"
+        )
     width = min(semantics.tile, scores.shape[-1])
     tiles = scores.unflatten(-1, (-1, width))
     anchors, top = running_anchors(tiles.amax(-1), semantics)
     w = operator.at(exponents(tiles, _finite(anchors)[..., None]))
     w.masked_fill_(~valid.unflatten(-1, (-1, width)), 0.0)
     scale = torch.exp2(exponents(_finite(anchors), _finite(anchors[..., :1]))).float()
+    scale.masked_fill_(anchors == -torch.inf, 1.0)  # nothing to scale: its weights are 0, and must not meet an infinity
     return Walk(w, anchors, scale, top)
 
 
@@ -167,17 +172,17 @@ class Simulator:
             q = query[:, :, start:stop].unflatten(1, (kv_heads, -1))
             s = reference.scores(q, key[..., :keys, :], scaling=scaling, softcap=softcap)
             rows = walk(s.masked_fill_(~valid, -torch.inf), valid, operator, self.semantics)
-            pv = self._combine(layer, rows, value[..., :keys, :])
+            pv = self._combine(layer, rows, value[..., :keys, :], operator)
             self._count(layer, weights=valid.sum() * (s.numel() // valid.numel()))
             out[:, start:stop] = pv.flatten(1, 2).transpose(1, 2).to(dtype)
         return out
 
-    def _combine(self, layer: int, rows: Walk, v: Tensor) -> Tensor:
-        """Σ P·V over Σ w from a walk; P is rounded, w is not."""
+    def _combine(self, layer: int, rows: Walk, v: Tensor, operator: RowmaxAnchored) -> Tensor:
+        """Σ P·V over Σ w from a walk; P is rounded, w is not, unless the operator says how it is summed."""
         w = rows.weights
+        total = (operator.row_sum(w) * rows.scale).sum(-1) * 2.0**self.semantics.max_offset
         if self.semantics.max_offset:
             w = w.mul_(2.0**self.semantics.max_offset)
-        total = (w.sum(-1) * rows.scale).sum(-1)
         if self.semantics.p != "none":
             self._count(layer, p_saturated=(w > self.semantics.p_max).sum())
             # E4M3 saturates; the 16-bit formats overflow to infinity.

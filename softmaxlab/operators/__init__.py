@@ -8,6 +8,7 @@ from .absolute import ILPoT, ILPoTH15, ILPoTHA, Log2P, LogSqrt2P
 from .base import Operator, RowmaxAnchored, catalogue, exponents, normaliser, parse, probabilities, row_max
 from .grid import Grid
 from .lattice import PoT, RowmaxPoT
+from .packed import Packed
 from .polynomial import FA4Poly
 from .rescue import Rescue, high_mass_set
 from .schraudolph import H15, SQ, S
@@ -27,6 +28,7 @@ __all__ = [
     "LogSqrt2P",
     "MeanThreshold",
     "Operator",
+    "Packed",
     "PoT",
     "Rescue",
     "RowmaxAnchored",

@@ -97,6 +97,22 @@ class RowmaxAnchored(Operator):
         """
         raise NotImplementedError
 
+    #: Octaves by which an anchor may lag: exponents above it have no weight.
+    headroom: ClassVar[float] = math.inf
+    #: Largest relative error of `row_sum`, FP32's own aside.
+    row_sum_bound: ClassVar[float] = 0.0
+
+    def row_sum(self, weights: Tensor) -> Tensor:
+        """Sum of the weights of a kernel's tile, in the order and the roundings of its kernel: FP32 unless it says so.
+
+        Args:
+            weights: FP32, (..., keys of the tile).
+
+        Returns:
+            FP32, (...).
+        """
+        return weights.sum(-1)
+
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
         return self.at(exponents(scores, row_max(scores))).masked_fill(~valid, 0.0)
 

@@ -1,0 +1,265 @@
+"""The commands around FlashAttention-4's kernel: audit, doctor, gates, bench. No logic of their own, as in `cli`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from softmaxlab.errors import LabError
+
+if TYPE_CHECKING:
+    from softmaxlab.bench.turns import Outcome
+
+PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input
+
+bench = App(name="bench", default_parameter=Parameter(negative=()))
+bench.help = "Time, energy and counters of FlashAttention-4's kernel with another exponential, on this machine's GPU."
+
+
+def mount(app: App) -> None:
+    """Put the commands under the application's."""
+    for command in (audit, doctor, bench):
+        app.command(command)
+    app.command("softmaxlab.fa4.gate_record:main", name="gates", help="Send patched kernels through the gates (B.2).")
+
+
+def audit(
+    *,
+    arch: str = "sm_100a",
+    dtype: str = "bf16",
+    causal: bool = False,
+    head_dim: int = 128,
+    variant: str = "stock",
+    gqa: int = 1,
+    emulation: str | None = None,
+    every: Annotated[bool, Parameter(name="--all")] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    results: str = "results",
+    package: Path | None = None,
+) -> None:
+    """Compile FlashAttention-4's forward kernel, without a GPU, and count its instructions.
+
+    Parameters
+    ----------
+    arch
+        sm_90a, sm_100a or sm_103a.
+    dtype
+        bf16, fp16, or on Blackwell fp8 (e4m3) and e5m2.
+    causal
+        Under a causal mask.
+    head_dim
+        64, 96 or 128.
+    variant
+        What stands for the exponential, e.g. stock, h15, "s(7)", "g(3)", fused7, "poly(3,0.5)".
+    gqa
+        Query heads of a key-value head.
+    emulation
+        FREQ,START of FA4's software exponential in place of its own setting, as 16,1; of stock on Blackwell.
+    every
+        Audit all kernels of the book's tables and store them in the results folder.
+    as_json
+        The whole row as JSON.
+    results
+        Where --all stores them.
+    package
+        With --all: a folder that holds another version of flash_attn (pip install --no-deps --target FOLDER
+        flash-attn-4==VERSION); only the stock kernel is audited.
+    """
+    from softmaxlab.fa4 import audit
+
+    if every:
+        print(f"the audit is in {audit.record(results, package)}")
+        return
+    if package is not None:
+        raise LabError(f"package {str(package)!r} was given without --all: it goes with --all only")
+    setting = audit.parse_emulation(emulation) if emulation is not None else None
+    row = audit.audit(arch, dtype, causal, head_dim, variant, gqa=gqa, emulation=setting)
+    print(json.dumps(row) if as_json else audit.describe(row))
+
+
+def doctor(*, tile: Annotated[bool, Parameter(negative="--no-tile")] = True) -> None:
+    """Say what of the kernel part works on this machine, and why the rest does not.
+
+    Parameters
+    ----------
+    tile
+        Compile a kernel and check one tile of it.
+    """
+    from softmaxlab.fa4 import doctor as doctors
+
+    for subject, state, detail in doctors.report(tile).itertuples(index=False):
+        print(f"{subject:<30} {state:<14} {detail}".rstrip())
+
+
+Cells = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+Kernels = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+
+
+@bench.command
+def latency(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    graphs: bool = False,
+    sweeps: int = 0,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Call latency by the paper's protocol, or with --graphs the kernels' duration through CUDA graphs.
+
+    Parameters
+    ----------
+    cells
+        Sets (paper, hopper, calls, quick) or shapes such as bf16/causal/8192/h32/kv8/d128.
+    kernels
+        Variants of FlashAttention-4 such as h15 "s(3)" "poly(2,all)", and sdpa-flash, sdpa-efficient, sdpa-cudnn
+        (together: references). stock and control are always among them.
+    graphs
+        One process, kernels interleaved, a graph of calls with rotating inputs: for calls that the host bounds.
+    sweeps
+        With --graphs: replays of each kernel; 0 for 21.
+    results
+        Folder of the record; a rehearsal writes into the cache unless one is named.
+    limit
+        Seconds after which it stops; the same command goes on from there.
+    rehearse
+        Without a GPU: a kernel in PyTorch and times that are made up.
+    """
+    from softmaxlab.bench import latency as programs
+    from softmaxlab.bench.kernels import DEFAULT
+
+    program = programs.duration if graphs else programs.run
+    where = _folder(results, rehearse)
+    numbers = programs.REHEARSAL if rehearse and not graphs else {}
+    if sweeps:
+        if not graphs or sweeps < 0:
+            raise LabError(f"sweeps is {sweeps}, but must be at least 1 and goes with --graphs only")
+        numbers = {"sweeps": sweeps}
+    outcome = program(cells or ["quick"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit, **numbers)
+    _end("duration" if graphs else "latency", outcome, where, rehearse)
+
+
+@bench.command
+def energy(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    seconds: float = 45.0,
+    rounds: int = 1,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Board energy of a forward pass: a sustained loop of each kernel, power sampled at 100 ms.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`; the default cell is the paper's causal 16K.
+    seconds
+        Of a loop.
+    rounds
+        Loops of each kernel, in alternating order.
+    """
+    from softmaxlab.bench import energy as programs
+
+    where = _folder(results, rehearse)
+    protocol = programs.REHEARSAL if rehearse else programs.Protocol(seconds=seconds)
+    outcome = programs.run(
+        cells or ["bf16/causal/16384"],
+        kernels or ["h15"],
+        protocol,
+        rounds=rounds,
+        results=where,
+        rehearse=rehearse,
+        limit=limit,
+    )
+    _end("energy", outcome, where, rehearse)
+
+
+@bench.command
+def counters(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Hardware counters by Nsight Compute: XU, ALU, FMA and tensor pipes, instructions, registers.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`; the default cell is causal 8K.
+    """
+    from softmaxlab.bench import counters as programs
+    from softmaxlab.bench.kernels import DEFAULT
+
+    where = _folder(results, rehearse)
+    outcome = programs.run(
+        cells or ["bf16/causal/8192"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit
+    )
+    _end("counters", outcome, where, rehearse)
+
+
+@bench.command
+def timeline(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Kernel duration, launch cost and call latency of a traced run, by torch's profiler.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`.
+    """
+    from softmaxlab.bench import timeline as programs
+
+    where = _folder(results, rehearse)
+    fewer = programs.REHEARSAL if rehearse else {}
+    outcome = programs.run(
+        cells or ["quick"], kernels or ["h15"], results=where, rehearse=rehearse, limit=limit, **fewer
+    )
+    _end("timeline", outcome, where, rehearse)
+
+
+@bench.command
+def show(program: str, /, *, results: str = "results") -> None:
+    """Print the table of what is stored.
+
+    Parameters
+    ----------
+    program
+        latency, duration, energy, counters or timeline.
+    results
+        Folder of the record.
+    """
+    from softmaxlab.bench import read
+
+    print(read.text(program, results))
+
+
+def _folder(results: str, rehearse: bool) -> str:
+    from softmaxlab.bench.session import rehearsal_folder
+
+    return rehearsal_folder() if rehearse and results == "results" else results
+
+
+def _end(program: str, outcome: Outcome, results: str, rehearse: bool) -> None:
+    from softmaxlab.bench import read
+
+    print(read.text(program, results, rehearsed=rehearse))
+    print(outcome)
+    if outcome.partial:
+        sys.exit(PARTIAL)
