@@ -394,9 +394,9 @@ Markdown(
 
 # %% [markdown]
 # An anchor at the row maximum does two things at once: it makes the largest weight exact, and it moves all the others.
-# If the second adds nothing, an absolute lattice is not worse as such; it is worse by one weight a row. A kernel that
-# streams over keys gets that weight for nothing with the anchor; on an absolute lattice it would have to treat the key
-# apart.
+# If the second adds nothing, an absolute lattice is not worse as such; it is worse by one weight a row. A kernel
+# whose anchor follows the running maximum gets that weight for nothing (one whose anchor lags does not:
+# {ref}`kernel-semantics`); on an absolute lattice it would have to treat the key apart.
 
 # %% [markdown]
 # (four-bits)=
@@ -459,9 +459,9 @@ Markdown(
 )
 
 # %% [markdown]
-# Neither is a matter of the anchor. A range that ends too early is as bad below the row maximum: {ref}`rowmax-pot` asks
-# that question for the lattice there. And a kernel divides by the sum of the weights that it used, so that
-# renormalising costs it nothing.
+# The range is not a matter of the anchor: one that ends too early is as bad below the row maximum, and {ref}`rowmax-pot`
+# asks that question for the lattice there. The sum that is not renormalised is one, through the phase; but a kernel
+# divides by the sum of the weights that it used, so that renormalising costs it nothing.
 
 # %% [markdown]
 # ## What agrees, and what does not
