@@ -97,10 +97,11 @@ Markdown(
 # {numref}`fig-instructions` counts one turn of the BF16 kernel under a causal mask, head dimension 128. `control` puts
 # the stock exponential through the path by which all others come in. `h15` and `s(7)` are the paper's bit form; `g(3)`
 # folds the exponent's bias into the constant and clamps at weight zero; `fused7` also folds the scale and the row
-# maximum in; `poly(3,all)` is FA4's cubic for every score; `identity` has no exponential at all.
+# maximum in; `poly(3,all)` is FA4's cubic for every score; `packed(3,3)` is a form of our own that packs two scores
+# before it shifts them ({ref}`patch`), never run on Blackwell; `identity` has no exponential at all.
 
 # %% tags=["hide-input"] mystnb={"figure": {"name": "fig-instructions", "caption": "Instructions a score by execution pipe, causal BF16 kernel, head dimension 128. Compiled. Bars end with the total."}, "image": {"alt": "Three panels of stacked horizontal bars, for Hopper, B200 and B300: instructions a score of stock, control, H15, S(Q_7), the folded forms, the full cubic and no exponential, split into the pipes XU, FMA, ALU and the rest."}}
-SHOWN = ["stock", "control", "h15", "s(7)", "g(3)", "fused7", "poly(3,all)", "identity"]
+SHOWN = ["stock", "control", "h15", "s(7)", "g(3)", "fused7", "poly(3,all)", "packed(3,3)", "identity"]
 NAMES = {"bf16": "BF16", "fp16": "FP16", "e4m3": "FP8"}
 TITLES = {"sm_90a": "Hopper (sm_90a)", "sm_100a": "B200 (sm_100a)", "sm_103a": "B300 (sm_103a)"}
 
@@ -155,7 +156,10 @@ Markdown(
     f"{per['h15']:.2f} a score against {per['stock']:.2f} on the B200, {hopper['h15']:.2f} against "
     f"{hopper['stock']:.2f} on Hopper. What it buys is another pipe. On Blackwell it trades exp2 on the XU, and "
     f"the polynomial on the FMA pipe, for a clamp and a shift on the ALU and an addition on the FMA pipe; folding the bias into the constant moves the shift to `IMAD`, on the FMA pipe, at the "
-    f"same count. No exponential at all would leave {per['identity']:.2f}."
+    f"same count. No exponential at all would leave {per['identity']:.2f}. Only the packed form adds nothing and takes "
+    f"some away: {per['packed(3,3)']:.2f} on the B200 and {hopper['packed(3,3)']:.2f} on Hopper, for the weights of S(Q₃). It "
+    "does without the conversion of P and with fewer additions for the row sum, which are then rounded to BF16; that is "
+    "more than an exponential saves by itself."
 )
 
 # %% [markdown]

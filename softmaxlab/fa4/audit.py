@@ -28,6 +28,9 @@ FRAGMENT, EMULATED = 32, 4  # FA4's fragment of a row in registers, and the elem
 
 VARIANTS = ("stock", "control", "h15", "s(7)", "f(1)", "f(7)", "g(1)", "g(3)", "g(7)", "fused7")
 VARIANTS += ("poly(1,all)", "poly(2,all)", "poly(3,all)", "poly(3,0.25)", "poly(3,0.5)", "identity")
+#: The packed exponential, whose codes of E4M3 have three fractional bits; on Hopper also its other kinds.
+PACKED = ("packed(3,3)",)
+PACKED_HOPPER = ("packed(1,3)", "packed(4,3)", "loose(4,3)", "lazy(4,3)", "skip")
 #: The eight stock settings of Table B5d as (frequency, first fragment); a frequency of 0 emulates nothing.
 SETTINGS = ((0, 1), (16, 1), (8, 1), (8, 0), (2, 1), (4, 1), (2, 0), (4, 0))
 
@@ -80,7 +83,8 @@ def grid() -> list[Request]:
     for arch in ARCHS:
         dtypes = ("bf16",) if arch == "sm_90a" else ("bf16", "e4m3")
         cells = [(d, c) for d in dtypes for c in (True, False)]
-        found += [Request(v, arch, d, c, h) for d, c in cells for h in (128, 64) for v in VARIANTS]
+        variants = VARIANTS + PACKED + (PACKED_HOPPER if arch == "sm_90a" else ())
+        found += [Request(v, arch, d, c, h) for d, c in cells for h in (128, 64) for v in variants]
         found += [Request(v, arch, d, c, 128, 4) for d, c in cells for v in ("stock", "h15", "g(3)")]
         found += [Request(v, arch, "fp16", c, 128) for c in (True, False) for v in ("stock", "h15")]
         if arch != "sm_90a":
