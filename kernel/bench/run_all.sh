@@ -23,6 +23,7 @@ if [ -z "$results" ]; then
     if [ ${#rehearse[@]} -gt 0 ]; then results=$(mktemp -d); else results=results; fi
 fi
 python=${PYTHON:-python3}
+if [ -z "${PYTHON:-}" ] && [ -x .venv/bin/python ]; then python=.venv/bin/python; fi
 lab() { "$python" -m softmaxlab.cli "$@"; }
 status=0
 step() {
