@@ -1,6 +1,7 @@
 """Shared by the tests: one thread a worker, and a tiny random model with a tokenizer of its own."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,21 @@ def text_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text(" ".join(f"{i} {TEXT[i % 90 :]}" for i in range(12)), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command line: arguments → exit code, output, errors."""
+    from softmaxlab import cli
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["softmaxlab", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call

@@ -10,7 +10,6 @@ import time
 import pytest
 import torch
 
-from softmaxlab import cli
 from softmaxlab.bench import counters, energy, gate, latency, machine, nvml, read, record, session, timeline, turns
 from softmaxlab.bench.cells import Cell
 from softmaxlab.bench.record import Record
@@ -31,21 +30,6 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def results(tmp_path) -> str:
     return str(tmp_path / "results")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["softmaxlab", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 def one_entry(program: str, results: str) -> record.Entry:

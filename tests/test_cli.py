@@ -7,23 +7,6 @@ import sys
 import pandas as pd
 import pytest
 
-from softmaxlab import cli
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["softmaxlab", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
-
 
 @pytest.fixture
 def setting(tiny_model, text_file, tmp_path):

@@ -9,11 +9,10 @@ Exit code 1 if a gate is red.
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from pathlib import Path
 
+from softmaxlab import files
 from softmaxlab.errors import LabError
 from softmaxlab.fa4 import doctor, packed_cases, packed_gates
 
@@ -38,11 +37,7 @@ def main() -> None:
             for row in frame.to_dict("records")
         ]
         head = {"kind": "simulated" if asked.rehearse else "measured", "environment": doctor.environment()}
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=asked.out.parent, suffix=".tmp", delete=False) as file:
-            json.dump(head | {"readings": rows}, file, indent=0)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, asked.out)
+        files.write_text(asked.out, json.dumps(head | {"readings": rows}, indent=0))
     print(frame.groupby("variant", sort=False).passed.agg(["size", "sum"]).to_string())
     print(red.to_string() if len(red) else "all gates are green")
     sys.exit(1 if len(red) else 0)

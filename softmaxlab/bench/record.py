@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from softmaxlab import files
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import find_results
 
@@ -173,19 +173,7 @@ def stored(program: str, results: str | Path = "results") -> list[tuple[Entry, d
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises LabError where that is not possible."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        files.write_text(path, text)
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error}") from None
 

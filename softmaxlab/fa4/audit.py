@@ -7,8 +7,6 @@ NVIDIA's disassembler (`sass`, `flow`). Nothing is timed. A row is kept under it
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from softmaxlab import files
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import find_results
 from softmaxlab.fa4 import compile as compiler
@@ -110,9 +109,8 @@ def record(results: str | Path = "results", package: Path | None = None) -> Path
     path = find_results(str(results)) / FILE
     if package:
         path = path.with_name(f"stock-{versions['flash-attn-4']}-ptxas-{versions['ptxas']}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps({k: v for k, v in row.items() if k != "versions"}) for row in rows)
-    _write(path, f'{{"provenance": {json.dumps(provenance)},\n"kernels": [\n{lines}\n]}}\n')
+    files.write_text(path, f'{{"provenance": {json.dumps(provenance)},\n"kernels": [\n{lines}\n]}}\n')
     return path
 
 
@@ -266,7 +264,7 @@ def _row(artifact: Artifact) -> dict[str, Any]:
     }
     row["versions"]["nvdisasm"] = sass.tool_version("nvdisasm")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, json.dumps(row))
+    files.write_text(path, json.dumps(row))
     return json.loads(json.dumps(row))
 
 
@@ -282,10 +280,3 @@ def _versions(rows: list[dict[str, Any]]) -> dict[str, str]:
             f"the audited kernels came of {len(found)} sets of versions, but must come of 1: {sorted(found)}"
         )
     return rows[0]["versions"]
-
-
-def _write(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)

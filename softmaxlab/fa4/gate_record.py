@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from softmaxlab import files
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import find_results
 from softmaxlab.fa4 import bounds, doctor, gates, readings
@@ -88,11 +88,7 @@ def write(record: Record, path: Path) -> None:
         f"{','.join(f'{chr(10)}{p}' for p in parts[split:]).lstrip()}\n]}}\n"
     )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        files.write_text(path, text)
     except OSError as error:
         raise LabError(f"{path} cannot be written ({error.strerror or error})") from None
 

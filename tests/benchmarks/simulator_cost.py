@@ -8,17 +8,14 @@ rounds. Nothing is asserted here: a time is a measurement, not a test.
 
 from __future__ import annotations
 
-import argparse
 import json
 from statistics import median
 
-from trajectory_cost import timed
+from trajectory_cost import common_arguments, loaded, timed
 
-from softmaxlab import models
 from softmaxlab.conditions import BF16_PATH, FP8_PATH, Condition
 from softmaxlab.evaluate import environment
 from softmaxlab.forward import evaluate_batch
-from softmaxlab.trajectory import Setting
 
 PAIRS = (
     ("softmax()", "reference"),
@@ -32,17 +29,8 @@ PAIRS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=models.EMBEDDED)
-    parser.add_argument("--corpus", default="pydoc")
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-
-    work = Setting(args.model, args.corpus, args.context, args.blocks, args.dtype, "stream").load(args.device)
+    args = common_arguments(__doc__).parse_args()
+    work = loaded(args)
     device = work.tokens.device.type
 
     def evaluation(text: str, backend: str) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from softmaxlab import models
 from softmaxlab.conditions import Condition
-from softmaxlab.evaluate import environment
+from softmaxlab.evaluate import Work, environment
 from softmaxlab.forward import evaluate_batch
 from softmaxlab.operators import Softmax, Temperature
 from softmaxlab.recorder import Recorder
@@ -57,8 +57,9 @@ def timed(function, device: str) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def common_arguments(description: str) -> argparse.ArgumentParser:
+    """What every benchmark of a model takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=models.EMBEDDED)
     parser.add_argument("--corpus", default="pydoc")
     parser.add_argument("--context", type=int, default=2048)
@@ -66,11 +67,21 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
+    return parser
+
+
+def loaded(args: argparse.Namespace) -> Work:
+    """The model and the blocks that the arguments name."""
+    return Setting(args.model, args.corpus, args.context, args.blocks, args.dtype, "stream").load(args.device)
+
+
+def main() -> None:
+    parser = common_arguments(__doc__)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--profile", default="", help="write a table of the operators' pass by kernel to this file")
     args = parser.parse_args()
 
-    work = Setting(args.model, args.corpus, args.context, args.blocks, args.dtype, "stream").load(args.device)
+    work = loaded(args)
     device = work.tokens.device.type
     compiled = device == "cuda" and not args.eager
     temperatures = {f"x{i}": Temperature(math.exp((i - 7.5) / 8)) for i in range(16)}
