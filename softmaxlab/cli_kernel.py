@@ -106,6 +106,7 @@ def latency(
     kernels: Kernels = None,
     graphs: bool = False,
     sweeps: int = 0,
+    window_ms: float = 0,
     results: str = "results",
     limit: float = 0,
     rehearse: bool = False,
@@ -123,6 +124,9 @@ def latency(
         One process, kernels interleaved, a graph of calls with rotating inputs: for calls that the host bounds.
     sweeps
         With --graphs: replays of each kernel; 0 for 21.
+    window_ms
+        With --graphs: about how long a replay takes; 0 for 20. Longer ones even out the clock of a GPU at its power
+        limit.
     results
         Folder of the record; a rehearsal writes into the cache unless one is named.
     limit
@@ -136,10 +140,10 @@ def latency(
     program = programs.duration if graphs else programs.run
     where = _folder(results, rehearse)
     numbers = programs.REHEARSAL if rehearse and not graphs else {}
-    if sweeps:
-        if not graphs or sweeps < 0:
-            raise LabError(f"sweeps is {sweeps}, but must be at least 1 and goes with --graphs only")
-        numbers = {"sweeps": sweeps}
+    for name, value in {"sweeps": sweeps, "window_ms": window_ms}.items():
+        if value and (not graphs or value < 0):
+            raise LabError(f"{name} is {value}, but must be above 0 and goes with --graphs only")
+        numbers |= {name: value} if value else {}
     outcome = program(cells or ["quick"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit, **numbers)
     _end("duration" if graphs else "latency", outcome, where, rehearse)
 

@@ -249,6 +249,31 @@ def test_the_command_keeps_readings_and_says_red(tmp_path, monkeypatch, capsys):
     assert "simulated, not kept" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("variant", ["stock", "h15", "poly(1,all)", "packed(4,3)"])
+@pytest.mark.parametrize("beside", [2e-6, -2e-6])
+def test_an_exponent_one_rounding_beside_is_no_fault(variant, beside, monkeypatch):
+    """A kernel's own x of the row maximum is not exactly 0, where P of degree 1 jumps by 4%."""
+    weigh = readings.weigh
+    monkeypatch.setattr(readings, "weigh", lambda tile, anchor, *a: weigh(tile, anchor + beside, *a))
+    cases = [gates.Case("dim 64", head_dim=64, onehot=True), *CASES[:2]]
+    assert red(rehearse(variant, cases=cases)) == set()
+
+
+def test_named_variants_take_the_place_of_their_readings(tmp_path, monkeypatch):
+    out = tmp_path / "gates.json"
+    gate_record.main("h15", "g(1)", rehearse=True, out=out)
+    before = gate_record.read(out)
+    gate_record.main("g(1)", "stock", rehearse=True, out=out)
+    after = gate_record.read(out)
+    assert list(after.frame.variant.unique()) == ["h15", "g(1)", "stock"]
+    assert after.frame[after.frame.variant != "stock"].reset_index(drop=True).equals(before.frame)
+    assert after.distribution("g(1)", "several tiles") == before.distribution("g(1)", "several tiles")
+    monkeypatch.setattr(gate_record.doctor, "environment", lambda: {"GPU": "another"})
+    with pytest.raises(LabError, match=r"simulated on another with .*: send all variants through the gates"):
+        gate_record.main("g(1)", rehearse=True, out=out)
+    assert list(gate_record.read(out).frame.variant.unique()) == ["h15", "g(1)", "stock"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(
     importlib.util.find_spec("flash_attn") is None

@@ -298,6 +298,15 @@ def test_its_own_gates_are_green():
     assert {c.name for c in FEW} < set(frame.case)
 
 
+def test_a_case_that_fails_is_a_red_gate():
+    def attend(*_, **__):
+        raise RuntimeError("the compiler gave up")
+
+    frame = packed_gates.run(["packed(4,3)"], attend=attend, cases=FEW[:1], device="cpu", exhaustive=False)
+    assert set(frame.case) == {"exact scores, bf16", "exact scores, fp16", FEW[0].name} and not frame.passed.any()
+    assert frame.gate.str.contains("did not run: RuntimeError: the compiler gave up").all()
+
+
 def wrong(change):
     def attend(q, k, v, *, variant, **more):
         other = change(variant, more) if variant.packed else variant
@@ -347,5 +356,5 @@ def test_an_argument_that_is_lost_is_caught(lost):
     reason="needs a Hopper GPU",
 )
 def test_every_gate_is_green_on_this_gpu():
-    frame = packed_gates.run([f"packed({k},3)" for k in (1, 2, 3, 4)])
+    frame = packed_gates.run([f"packed({k},3)" for k in (1, 2, 3, 4)], processes=8)
     assert frame.passed.all(), frame[~frame.passed].to_string()

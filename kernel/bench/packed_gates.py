@@ -9,6 +9,7 @@ Exit code 1 if a gate is red.
 import argparse
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -23,11 +24,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rehearse", action="store_true", help="a simulated kernel in place of the GPU's")
     parser.add_argument("--few", action="store_true", help="every 13th code and every eighth case")
+    parser.add_argument("--processes", type=int, default=None, help="that share the work; on a GPU all cores but two")
     asked = parser.parse_args()
+    if asked.processes is None:
+        asked.processes = 0 if asked.rehearse else max(1, min(12, (os.cpu_count() or 1) - 2))
     cases = packed_cases.CASES[:: 8 if asked.few else 1]
     where = {"attend": packed_cases.simulated, "device": "cpu"} if asked.rehearse else {}
     try:
-        frame = packed_gates.run(asked.variants, cases=cases, exhaustive=not asked.few, **where)
+        frame = packed_gates.run(
+            asked.variants, cases=cases, exhaustive=not asked.few, processes=asked.processes, **where
+        )
     except LabError as error:
         sys.exit(f"error: {error}")
     red = frame[~frame.passed]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softmaxlab.fa4.readings import Reference
 from softmaxlab.fa4.variants import Variant
+from softmaxlab.operators import RowmaxAnchored
 
 #: Of each dtype: the unit roundoff of P; the largest relative error of an output, about twice the stock kernel's own
 #: against float64; what a probability may be off by absolutely (the spacing of P's subnormals, once or twice); and the
@@ -83,8 +84,10 @@ def of_probabilities(
     a, b = (e / math.log(2) for e in operator.envelope)
     slack = (unit + summed / 4) / math.log(2)
     fused = 2.0**-7 if variant.kind == "fused7" else 0.0
-    # Where the anchor lags, the row maximum is itself off by what the operator is off there.
-    a_top, b_top = (a - b, b - a) if lags else (a, b)
+    # Where the anchor lags, the row maximum is itself off by what the operator is off there; else by what it is off
+    # next to the anchor.
+    a_near, b_near = (a, b) if lags else _near_anchor(operator, unit)
+    a_top, b_top = a - b_near, b - a_near
     ties = (p >= p.amax(-1, keepdim=True)).sum(-1).double()
     readings = {
         "weights outside their bounds": (int((~((p >= least) & (p <= most)))[valid].sum()), 0, 0),
@@ -103,7 +106,7 @@ def of_probabilities(
         "row sum, largest": (p.sum(-1).max().item(), -math.inf, 1 + 2 * unit + summed),
     }
     if not lags:
-        missed = candidates.amax(-1) < p.amax(-1) * (1 - 2 * unit)
+        missed = candidates.amax(-1) < p.amax(-1) * (1 - 2 * unit) * 2 ** (a_near - b_near)
         readings["rows whose maximum is not attained"] = (int(missed.sum()), 0, 0)
     return readings, {
         "elements": int(valid.sum()),
@@ -115,6 +118,17 @@ def of_probabilities(
         "tied at the maximum": {"median": ties.median().item(), "largest": ties.max().item()},
         "bounds": {"ratio": [a - b, b - a], "unnormalised": [a, b]},
     }
+
+
+def _near_anchor(operator: RowmaxAnchored, unit: float) -> tuple[float, float]:
+    """Least and largest error of the operator, in octaves, where rounding may put what is read as the row maximum.
+
+    The kernel's own x of the maximum is an FP32 rounding beside 0, and P's rounding hides some keys below it. A
+    polynomial of degree 1 jumps there: just below 0 it weighs P(1)/2, 4% less than at 0.
+    """
+    x = -torch.cat([torch.zeros(1), torch.logspace(-7, math.log10(6 * unit / math.log(2)), 200)]).double()
+    error = torch.log2(operator.at(x).double()) - x
+    return error.min().item(), error.max().item()
 
 
 def _extreme(values: Tensor, of: Callable[[Tensor], Tensor]) -> float:

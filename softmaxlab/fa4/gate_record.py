@@ -121,7 +121,8 @@ def main(
 ) -> None:
     """Send the patched FlashAttention-4 through the gates on this GPU, and keep the readings for the book.
 
-    Fails if a gate of a variant that is offered for use is red; the readings are kept all the same.
+    Fails if a gate of a variant that is offered for use is red; the readings are kept all the same. Named variants
+    take the place of their earlier readings, and those of the others stay.
 
     Parameters
     ----------
@@ -138,9 +139,9 @@ def main(
     """
     record = globals()["rehearse"](variants or None) if rehearse else measure(variants or None, processes)
     path = out or (None if rehearse else find_results(results) / FILE)
-    if path is not None:
-        write(record, path)
     table = gates.verdict(record.frame)
+    if path is not None:
+        write(_joined(read(path), record) if variants and path.exists() else record, path)
     print(table.to_string(index=False))
     print(f"{record.kind}{f', kept in {path}' if path else ', not kept'}")
     red = table[table.offered & (table.passed < table.gates)]
@@ -153,6 +154,28 @@ def _run(kind: str, names: list[Variant], **options: Any) -> Record:
     frame = gates.run(names, **options)
     seconds = round(time.perf_counter() - started, 1)
     return Record(kind, frame, frame.attrs["distributions"], doctor.environment(), seconds)
+
+
+def _joined(old: Record, new: Record) -> Record:
+    """The old record with the new one's variants in their places.
+
+    Raises:
+        LabError: they are not of one kind, GPU and set of versions.
+    """
+    if (old.kind, old.environment) != (new.kind, new.environment):
+        raise LabError(
+            f"the stored readings are {old.kind} on {_where(old)} and these are {new.kind} on {_where(new)}: "
+            "send all variants through the gates, or write to another file"
+        )
+    renewed = set(new.frame.variant)
+    frames = {v: part for frame in (old.frame, new.frame) for v, part in frame.groupby("variant", sort=False)}
+    kept = [d for d in old.distributions if d["variant"] not in renewed]
+    frame = pd.concat(frames.values(), ignore_index=True)
+    return Record(new.kind, frame, kept + new.distributions, new.environment, round(old.seconds + new.seconds, 1))
+
+
+def _where(record: Record) -> str:
+    return f"{record.environment.get('GPU', 'a CPU')} with flash-attn-4 {record.environment.get('flash-attn-4')}"
 
 
 def _finite(value: Any) -> Any:

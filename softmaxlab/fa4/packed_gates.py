@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from typing import Any
 
 import pandas as pd
@@ -42,6 +44,7 @@ def run(
     cases: Iterable[Case] = CASES,
     device: str = "cuda",
     exhaustive: bool = True,
+    processes: int = 0,
 ) -> pd.DataFrame:
     """Send packed variants through these gates.
 
@@ -52,25 +55,50 @@ def run(
         cases: which inputs.
         device: where they lie.
         exhaustive: every code; else every 13th.
+        processes: that share the work, for most of the time goes into compiling; 0 for this one alone.
 
     Returns:
-        One row a reading: variant, case, gate, value, low, high, passed.
+        One row a reading: variant, case, gate, value, low, high, passed. A case that fails is a red gate, "did not
+        run".
     """
-    attend = attend or kernel
-    rows = []
-    for variant in map(Variant.parse, variants):
+    parsed = [Variant.parse(v) for v in variants]
+    for variant in parsed:
         if not variant.packed:
             raise LabError(f"packed_gates: {variant} is no packed exponential: its gates are `softmaxlab gates`")
-        found: list[tuple[str, dict[str, Reading]]] = []
-        for dtype in DTYPES:
-            found.append((f"exact scores, {dtype}", exact(variant, dtype, attend, device, 1 if exhaustive else 13)))
-            found.append((f"NaN and infinities, {dtype}", specials(variant, dtype, attend, device)))
-        found += [(case.name, of_case(variant, case, attend, device)) for case in cases]
-        for name, readings_ in found:
-            for gate, (value, low, high) in readings_.items():
-                row = {"variant": str(variant), "case": name, "gate": gate, "value": float(value)}
-                rows.append(row | {"low": float(low), "high": float(high), "passed": bool(low <= value <= high)})
-    return pd.DataFrame(rows)
+    step = 1 if exhaustive else 13
+    work = [(v, c, attend or kernel, device, step) for v in parsed for c in (*DTYPES, *cases)]
+    if processes:
+        with ProcessPoolExecutor(min(processes, len(work)), mp_context=get_context("spawn")) as pool:
+            parts = list(pool.map(_one, work))
+    else:
+        parts = [_one(item) for item in work]
+    return pd.DataFrame([row for part in parts for row in part])
+
+
+def _one(work: tuple[Variant, Case | str, Attend, str, int]) -> list[dict[str, Any]]:
+    """Rows of one variant and case, or of one variant's exact scores and special values in a dtype."""
+    variant, case, attend, device, step = work
+    found: list[tuple[str, dict[str, Reading]]] = []
+    name = case if isinstance(case, str) else case.name
+    try:
+        if isinstance(case, str):
+            name = f"exact scores, {case}"
+            found.append((name, exact(variant, case, attend, device, step)))
+            name = f"NaN and infinities, {case}"
+            found.append((name, specials(variant, case, attend, device)))
+        else:
+            found.append((name, of_case(variant, case, attend, device)))
+    except LabError:
+        raise
+    except Exception as error:  # of a compiler or a driver: the other cases' readings must not be lost with it
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        found.append((name, {f"did not run: {first}": (1, 0, 0)}))
+    return [
+        {"variant": str(variant), "case": name, "gate": gate, "value": float(value)}
+        | {"low": float(low), "high": float(high), "passed": bool(low <= value <= high)}
+        for name, readings_ in found
+        for gate, (value, low, high) in readings_.items()
+    ]
 
 
 def exact(variant: Variant, dtype: str, attend: Attend, device: str, step: int = 1) -> dict[str, Reading]:

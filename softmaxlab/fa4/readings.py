@@ -120,7 +120,9 @@ def weighed(
     operator = operators[0]
     if operator.row_sum_bound:  # sums that are rounded on their way, as the kernel rounds them
         summed = _total(s32, mask, operator, tiles) / sums[0].masked_fill(sums[0] == 0, 1.0)
-        sums = [total * summed for total in sums]
+        # A row that has a weight at a jump may be summed from other weights, which round otherwise.
+        least, most = (torch.where(sums[2] > sums[1], 1 + e * operator.row_sum_bound, summed) for e in (-1, 1))
+        sums = [sums[0] * summed, sums[1] * least, sums[2] * most]
     lse, lse_low, lse_high = (torch.where(final == -torch.inf, -torch.inf, final + total.log()) for total in sums)
     values = v.double().repeat_interleave(s.shape[1] // v.shape[2], 2)
     total = sums[0].masked_fill(sums[0] == 0, 1.0).transpose(1, 2)[..., None]
