@@ -1,35 +1,30 @@
 """Per-block losses of a model under conditions: read what is stored, compute what is not, store it block by block.
 
 Nothing is computed that is there already, and a model is not even loaded when everything is. A killed run
-goes on at the block where it was.
+goes on at the block where it was, and several processes on one results folder share the work (see `runner`).
 """
 
 from __future__ import annotations
 
 import datetime
 import platform
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 import pandas as pd
 import torch
-from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from softmaxlab import backends, models
+from softmaxlab import backends, memory, models, ranks
 from softmaxlab import corpus as corpora
-from softmaxlab.conditions import Condition, canonical
+from softmaxlab.conditions import BASELINE, Condition, canonical
 from softmaxlab.errors import LabError
-from softmaxlab.forward import SharedPrefix, evaluate_batch
-from softmaxlab.losskey import COLUMNS, ROW_TYPES, LossKey
+from softmaxlab.losskey import LOSSES, NAMES, VOCABULARY, Kind, LossKey, empty
+from softmaxlab.runner import Run, Work
 from softmaxlab.store import Store
+from softmaxlab.vocabulary import check_device as check_vocabulary_device
 
 STREAM_TOKENS = 200_000  # of the corpus, as in the paper (C.1)
-_BATCH_TOKENS = 16_384  # of one forward pass on a GPU; a CPU takes one block at a time
 
 
 def find_results(results: str) -> Path:
@@ -56,6 +51,7 @@ def losses(
     blocks: int = 0,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: str | dict[str, str | int] = "",
     results: str = "results",
     bos: str = "stream",
     backend: str = "reference",
@@ -70,12 +66,13 @@ def losses(
         context: tokens of a block.
         blocks: how many; 0 means all complete blocks of the first 200,000 tokens.
         dtype: of the weights and activations; attention itself is always float32.
-        device: auto, cpu, cuda or mps.
+        device: auto, cpu, cuda or mps. Of several processes that a launcher started each has its own GPU.
+        device_map: spread one model over several devices (see `models.load_model`).
         results: folder of the store; empty for a run that neither reads nor writes one.
         bos: stream, block or none (see `corpus.blocks`).
         backend: what computes attention.
-        batch: blocks a forward pass; 0 chooses by device and context. It can change the last digits, so it is
-            recorded with the result.
+        batch: blocks a forward pass; 0 chooses by device, memory and context. It can change the last digits, so
+            it is recorded with the result.
         progress: show a bar with the remaining time.
 
     Returns:
@@ -83,8 +80,47 @@ def losses(
         block, nll (nats), predictions.
 
     Raises:
-        LabError: bad input of any kind; losses that are not finite.
+        LabError: bad input of any kind; losses that are not finite; a block that memory does not hold.
     """
+    setting = {name: value for name, value in locals().items() if name != "conditions"}
+    return _evaluate(conditions, (LOSSES,), **setting)[LOSSES]
+
+
+def vocabulary(conditions: Iterable[str], **setting) -> pd.DataFrame:
+    """Per-block distance of the output distribution from softmax's, computed where it is not stored (paper C.4).
+
+    The losses of the same passes are stored too, so that `losses` then finds them.
+
+    Args:
+        conditions, setting: as for `losses`.
+
+    Returns:
+        Tidy frame, one row a condition and block; in the place of `nll` the columns of `vocabulary.METRICS`, each
+        a mean over the block's predictions. The baseline has none.
+
+    Raises:
+        LabError: as `losses`; a device without float64.
+    """
+    return _evaluate(conditions, (LOSSES, VOCABULARY), **setting)[VOCABULARY]
+
+
+def _evaluate(
+    conditions: Iterable[str],
+    kinds: tuple[Kind, ...],
+    *,
+    model: str = models.EMBEDDED,
+    corpus: str = "wikitext103",
+    context: int = 2048,
+    blocks: int = 0,
+    dtype: str = "float32",
+    device: str = "auto",
+    device_map: str | dict[str, str | int] = "",
+    results: str = "results",
+    bos: str = "stream",
+    backend: str = "reference",
+    batch: int = 0,
+    progress: bool = True,
+) -> dict[Kind, pd.DataFrame]:
     parsed = {text: Condition.parse(text) for text in canonical(list(conditions))}
     if not parsed:
         raise LabError("no condition was given: name at least one, e.g. softmax()")
@@ -106,17 +142,25 @@ def losses(
         "dtype": dtype,
         "backend": backend,
     }
+    wanted = list(parsed)
+    parsed.setdefault(BASELINE, Condition.parse(BASELINE))
     keys = {t: LossKey(**fixed, condition=t, condition_json=c.json()) for t, c in parsed.items()}
-    store = Store(find_results(results)) if results else None
-    rows = _stored(store, keys, blocks) if store else None
+    root = find_results(results) if results else None
+    stores = {kind: Store(root, kind) if root else None for kind in kinds}
+    rows = _stored(stores, keys, wanted, blocks) if root else None
     if rows is None:
-        if store:
-            store.check_writable()  # before anything expensive
-        work = prepare(model, corpus, keys, blocks=blocks, device=device, batch=batch)
-        rows = _Run(work, keys, parsed, store).complete(progress)
-    names = COLUMNS[: COLUMNS.index("block")]
-    frames = [rows[t].assign(**{name: getattr(keys[t], name) for name in names}) for t in keys]
-    return pd.concat(frames, ignore_index=True)[list(COLUMNS)]
+        if root:
+            stores[LOSSES].check_writable()  # before anything expensive
+        if VOCABULARY in kinds:
+            check_vocabulary_device(models.pick_device(device))
+        work = prepare(model, corpus, keys, blocks=blocks, device=device, batch=batch, device_map=device_map)
+        rows = Run(work, keys, parsed, wanted, stores).complete(progress)
+    return {kind: _frame(kind, keys, found) for kind, found in rows.items()}
+
+
+def _frame(kind: Kind, keys: dict[str, LossKey], rows: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    frames = [frame.assign(**{name: getattr(keys[t], name) for name in NAMES}) for t, frame in rows.items()]
+    return pd.concat(frames, ignore_index=True)[list(kind.types)] if frames else empty(kind.types)
 
 
 def check_setting(dtype: str, bos: str, backend: str) -> str:
@@ -132,34 +176,48 @@ def _check_layers(parsed: dict[str, Condition], model: str) -> None:
         raise LabError(f"condition {text} names layer {named[text]}, but {model} has layers 0–{n - 1}")
 
 
-def _stored(store: Store, keys: dict[str, LossKey], blocks: int) -> dict[str, pd.DataFrame] | None:
-    """All rows wanted, if the store holds every one of them."""
-    found = {t: store.losses(key) for t, key in keys.items()}
-    if not blocks:
-        # How many complete blocks the stream has was recorded when it was tokenised.
-        one = next(iter(keys.values()))
-        table = store.provenance(model=one.model, corpus=one.corpus, context=one.context, digest=one.digest)
-        if table.empty or "blocks_available" not in table:
+def _stored(
+    stores: dict[Kind, Store], keys: dict[str, LossKey], wanted: list[str], blocks: int
+) -> dict[Kind, dict[str, pd.DataFrame]] | None:
+    """All rows wanted, if the stores hold every one of them."""
+    found = {}
+    for kind, store in stores.items():
+        if not blocks:
+            # How many complete blocks the stream has was recorded when it was tokenised.
+            one = keys[wanted[0]]
+            table = stores[LOSSES].provenance(
+                model=one.model, corpus=one.corpus, context=one.context, digest=one.digest
+            )
+            if table.empty or "blocks_available" not in table:
+                return None
+            blocks = int(table["blocks_available"].iloc[0])
+        texts = Run.having(kind, wanted)
+        rows = {t: store.losses(keys[t]) for t in texts}
+        found[kind] = {t: frame[frame.block < blocks] for t, frame in rows.items()}
+        if not all(len(frame) == blocks for frame in found[kind].values()):
             return None
-        blocks = int(table["blocks_available"].iloc[0])
-    found = {t: rows[rows.block < blocks] for t, rows in found.items()}
-    return found if all(len(rows) == blocks for rows in found.values()) else None
+    return found
 
 
-@dataclass
-class Work:
-    """A loaded model and the blocks it is to be run on."""
-
-    model: PreTrainedModel
-    tokens: torch.Tensor
-    batch: int
-    provenance: dict[str, object]
-
-
-def prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, device: str, batch: int) -> Work:
+def prepare(
+    model: str,
+    corpus: str,
+    keys: dict[str, LossKey],
+    *,
+    blocks: int,
+    device: str,
+    batch: int,
+    device_map: str | dict[str, str | int] = "",
+) -> Work:
     """Load what a run needs, checking what is cheap to check before the weights are read."""
     key = next(iter(keys.values()))
     device = models.pick_device(device)
+    if device_map and ranks.world() > 1:
+        raise LabError(
+            f"a device map spreads one model over all GPUs, but a launcher started {ranks.world()} processes: start "
+            f"one, or several by hand that each see GPUs of their own (CUDA_VISIBLE_DEVICES)"
+        )
+    ranks.bind(device)
     text = corpora.load_text(corpus)
     positions = getattr(models.config(model), "max_position_embeddings", None)
     if positions and key.context > positions:
@@ -171,92 +229,20 @@ def prepare(model: str, corpus: str, keys: dict[str, LossKey], *, blocks: int, d
             f"blocks is {blocks}, but the first {STREAM_TOKENS:,} tokens of {text.name} hold {available} "
             f"complete blocks of {key.context}"
         )
-    loaded = models.load_model(model, dtype=key.dtype, device=device)
-    batch = batch or (1 if device == "cpu" else max(1, _BATCH_TOKENS // key.context))
+    net = models.load_model(model, dtype=key.dtype, device=device, device_map=device_map).model
+    batch = batch or memory.batch_size(net, key.context)
+    used = models.devices(net)
     provenance = {
         "blocks_available": available,
         "token_fingerprint": stream.fingerprint,
         "batch": batch,
         "date": datetime.date.today().isoformat(),
         **environment(device),
+        **({"devices": ", ".join(map(str, used))} if device_map else {}),
     }
-    tokens = torch.as_tensor(stream.tokens[: blocks or available]).to(device)
-    return Work(loaded.model, tokens, batch, provenance)
-
-
-class _Run:
-    """Computes the missing blocks of some conditions and stores them as they come."""
-
-    def __init__(self, work: Work, keys: dict[str, LossKey], parsed: dict[str, Condition], store: Store | None) -> None:
-        self.work, self.keys, self.parsed, self.store = work, keys, parsed, store
-        nothing = pd.DataFrame({"block": [], "nll": [], "predictions": []}).astype(ROW_TYPES)
-        self.rows = {t: store.losses(k) if store else nothing for t, k in keys.items()}
-        self.seconds: dict[str, list[float]] = {t: [] for t in keys}
-
-    def complete(self, progress: bool) -> dict[str, pd.DataFrame]:
-        """Compute what is missing and return all rows of every condition, sorted by block."""
-        # Conditions that start above layer 0 go through each batch together and share what is below.
-        alone = [[t] for t, c in self.parsed.items() if c.first_layer == 0]
-        together = [t for t, c in self.parsed.items() if c.first_layer > 0]
-        plan = [(g, self._batches(g)) for g in [*alone, together] if g]
-        total = sum(len(index) * len(g) for g, batches in plan for index in batches)
-        # None leaves the choice to TQDM_DISABLE, which the book sets.
-        quiet = None if progress and total else True
-        with tqdm(total=total, unit="block", disable=quiet, dynamic_ncols=True) as bar:
-            for group, batches in plan:
-                bar.set_description(group[0] if len(group) == 1 else f"{len(group)} conditions")
-                for index in batches:
-                    self._batch(group, index, bar)
-                self._record_cost(group)
-        n = len(self.work.tokens)
-        return {t: r[r.block < n].sort_values("block", ignore_index=True) for t, r in self.rows.items()}
-
-    def _missing(self, text: str) -> set[int]:
-        return set(range(len(self.work.tokens))) - set(self.rows[text].block)
-
-    def _batches(self, group: list[str]) -> list[list[int]]:
-        missing = sorted(set().union(*(self._missing(t) for t in group)))
-        return [missing[i : i + self.work.batch] for i in range(0, len(missing), self.work.batch)]
-
-    def _batch(self, group: list[str], index: list[int], bar: tqdm) -> None:
-        model, tokens, backend = self.work.model, self.work.tokens[index], self.keys[group[0]].backend
-        shared = self.parsed[group[0]].first_layer > 0
-        prefix = SharedPrefix(model, tokens, backend) if shared else None
-        for text in group:
-            missing = self._missing(text).intersection(index)
-            if missing:
-                start = time.perf_counter()
-                nll = evaluate_batch(model, self.parsed[text], tokens, backend=backend, prefix=prefix)
-                self.seconds[text].append((time.perf_counter() - start) / len(index))
-                new = pd.DataFrame({"block": index, "nll": nll.numpy(), "predictions": tokens.shape[1] - 1})
-                self._keep(text, new[new.block.isin(missing)])
-            bar.update(len(index))
-
-    def _keep(self, text: str, new: pd.DataFrame) -> None:
-        if self.store:
-            self.store.append_losses(self.keys[text], new, self.work.provenance)
-        self.rows[text] = pd.concat([self.rows[text], new], ignore_index=True)
-
-    def _record_cost(self, group: list[str]) -> None:
-        """Seconds a block of each condition, one table for a model, setting and device."""
-        done = [t for t in group if self.seconds[t]]
-        if not self.store or not done:
-            return
-        one, made = self.keys[group[0]], self.work.provenance
-        key = {n: getattr(one, n) for n in ("model", "context", "dtype", "backend")} | {
-            n: made[n] for n in ("device", "batch")
-        }
-        new = pd.DataFrame(
-            {
-                "condition": done,
-                "seconds_per_block": [median(self.seconds[t]) for t in done],
-                "batches": [len(self.seconds[t]) for t in done],
-            }
-        )
-        old = self.store.get_table("cost", key)
-        if old is not None:
-            new = pd.concat([old[~old.condition.isin(done)], new], ignore_index=True)
-        self.store.put_table("cost", key, new, made)
+    return Work(
+        net, torch.as_tensor(stream.tokens[: blocks or available]).to(models.input_device(net)), batch, provenance
+    )
 
 
 def environment(device: str) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from softmaxlab.attention import inject, text_config
 from softmaxlab.conditions import Condition
@@ -45,7 +46,7 @@ def block_losses(logits: Tensor, tokens: Tensor) -> Tensor:
         for start in range(0, context - 1, _TOKENS):
             stop = min(start + _TOKENS, context - 1)
             part = nn.functional.cross_entropy(
-                logits[b, start:stop].float(), tokens[b, start + 1 : stop + 1], reduction="none"
+                logits[b, start:stop].float(), tokens[b, start + 1 : stop + 1].to(logits.device), reduction="none"
             )
             total[b] += part.cpu().double().sum()
     return total / (context - 1)
@@ -109,20 +110,56 @@ def _hidden(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+@contextmanager
+def final_hidden(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """While open, collects the hidden states that each forward pass hands to the model's head.
+
+    Yields:
+        The list they are put into, each (batch, context, hidden).
+    """
+    caught: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(lambda _m, _args, out: caught.append(out.last_hidden_state))
+    try:
+        yield caught
+    finally:
+        hook.remove()
+
+
+@torch.inference_mode()
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The logits that the model makes of final hidden states, with whatever scale and soft-cap it has.
+
+    Args:
+        hidden: (tokens, hidden).
+
+    Returns:
+        (tokens, vocabulary), in the model's dtype.
+    """
+    states = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+    with _returning(model.base_model, states):
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        return model(ids, use_cache=False).logits[0]
+
+
 class SharedPrefix:
     """The exact-softmax forward pass of a batch, kept so that conditions can start at their first changed layer.
 
     A condition that leaves the layers below ℓ alone shares everything below ℓ with the baseline, so that part
     is computed once. `resume(ℓ)` makes the layers below ℓ return what they returned then, whatever they are
-    given; embedding, head and everything around the layers run as the model defines them.
+    given; embedding, head and everything around the layers run as the model defines them. The pass is the
+    baseline's own: `losses` are those of softmax.
+
+    Args:
+        model, tokens, backend: as in `evaluate_batch`.
+        depth: how many layers' outputs to keep, from the first; the largest ℓ of `resume`. None: all.
     """
 
-    def __init__(self, model: PreTrainedModel, tokens: Tensor, backend: str) -> None:
-        self._layers = decoder_layers(model)
-        self.outputs: list[Any] = [None] * len(self._layers)
+    def __init__(self, model: PreTrainedModel, tokens: Tensor, backend: str, depth: int | None = None) -> None:
+        self._layers = list(decoder_layers(model))
+        self.outputs: list[Any] = [None] * len(self._layers[:depth])
         hooks = [
             layer.register_forward_hook(lambda _m, _args, out, i=i: self.outputs.__setitem__(i, out))
-            for i, layer in enumerate(self._layers)
+            for i, layer in enumerate(self._layers[:depth])
         ]
         try:
             self.losses = evaluate_batch(model, Condition(Softmax()), tokens, backend=backend)
@@ -133,10 +170,21 @@ class SharedPrefix:
     @contextmanager
     def resume(self, layer: int) -> Iterator[None]:
         """While open, the model's layers below `layer` only hand back what the exact pass stored."""
-        try:
-            for i in range(layer):
-                self._layers[i].forward = lambda *_args, _out=self.outputs[i], **_kwargs: _out
+        with ExitStack() as stack:
+            for module, output in zip(self._layers[:layer], self.outputs[:layer], strict=True):
+                stack.enter_context(_returning(module, output))
             yield
-        finally:
-            for i in range(layer):
-                self._layers[i].__dict__.pop("forward", None)
+
+
+@contextmanager
+def _returning(module: nn.Module, output: Any) -> Iterator[None]:
+    """While open, the module returns `output`. accelerate puts a forward of its own on a module: it comes back."""
+    before = module.__dict__.get("forward")
+    module.forward = lambda *_args, **_kwargs: output
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.forward = before

@@ -195,13 +195,17 @@ class Loaded:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def load_model(model: str, *, dtype: str = "float32", device: str = "auto") -> Loaded:
+def load_model(
+    model: str, *, dtype: str = "float32", device: str = "auto", device_map: str | dict[str, str | int] = ""
+) -> Loaded:
     """Load a model for frozen inference.
 
     Args:
         model: see `resolve`.
         dtype: `float32` or `bfloat16`.
         device: `auto`, `cpu`, `cuda` or `mps`.
+        device_map: "" puts the model on `device`. "auto" spreads its layers over all visible GPUs, then main
+            memory, then the disk, and so does any other value that `from_pretrained` takes.
 
     Raises:
         LabError: unknown model, dtype or device; files that cannot be read.
@@ -211,10 +215,30 @@ def load_model(model: str, *, dtype: str = "float32", device: str = "auto") -> L
     spec = resolve(model)
     where, arguments = spec.folder()
     tokenizer = load_tokenizer(spec)
-    net = _from_pretrained(AutoModelForCausalLM, spec, where, arguments, dtype=DTYPES[dtype])
+    spread = {"device_map": device_map} if device_map else {}
+    net = _from_pretrained(AutoModelForCausalLM, spec, where, arguments, dtype=DTYPES[dtype], **spread)
     if spec.kind == "embedded" and net.config.num_hidden_layers != EMBEDDED_LAYERS:
         raise LabError(f"{spec.name} has {net.config.num_hidden_layers} layers, expected {EMBEDDED_LAYERS}")
-    return Loaded(spec, net.to(device).eval().requires_grad_(False), tokenizer, dtype, device)
+    net = net if device_map else net.to(device)
+    return Loaded(spec, net.eval().requires_grad_(False), tokenizer, dtype, device)
+
+
+def devices(net: PreTrainedModel) -> list[torch.device]:
+    """The devices that a model's layers compute on, in no order."""
+    found = {module._hf_hook.execution_device for module in net.modules() if hasattr(module, "_hf_hook")} - {None}
+    found |= {parameter.device for parameter in net.parameters()} - {torch.device("meta")}
+    # accelerate names a GPU by its number.
+    named = {torch.device("cuda", d) if isinstance(d, int) else torch.device(d) for d in found}
+    return sorted(named, key=str)
+
+
+def input_device(net: PreTrainedModel) -> torch.device:
+    """Where a model takes its tokens: where the embedding computes, also if its weights wait elsewhere."""
+    embedding = net.get_input_embeddings()
+    if embedding.weight.device.type != "meta":
+        return embedding.weight.device
+    own = embedding._hf_hook.execution_device
+    return torch.device("cuda", own) if isinstance(own, int) else torch.device(own)
 
 
 def load_tokenizer(model: str | Spec) -> Any:

@@ -22,9 +22,8 @@ import pandas as pd
 from softmaxlab import parquet
 from softmaxlab.errors import LabError
 from softmaxlab.losskey import COLUMNS as COLUMNS
-from softmaxlab.losskey import NAMES, PROTOCOL, ROW_TYPES, TYPES, LossKey, checked_rows, empty, merged_rows
+from softmaxlab.losskey import KINDS, LOSSES, NAMES, PROTOCOL, Kind, LossKey, checked_rows, empty, merged_rows
 
-_LOSSES = "losses"
 _FILTERS = (*NAMES, "model_id", "corpus_id", "digest")
 _FOREIGN = "its key belongs to another file name"
 
@@ -34,13 +33,14 @@ class Store:
 
     Args:
         root: the folder; it is created by the first write.
+        kind: of which rows a block this store is: losses, or another kind that is kept in the same way.
 
     Raises:
         LabError: `root` exists and is not a folder.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | Path, kind: Kind = LOSSES) -> None:
+        self.root, self.kind = Path(root), kind
         if self.root.exists() and not self.root.is_dir():
             raise LabError(f"the results folder {self.root} is a file; give a folder.")
 
@@ -53,17 +53,17 @@ class Store:
         with parquet.locked(self.root):
             pass
 
-    # Losses
+    # Rows a block
 
     def losses(self, key: LossKey) -> pd.DataFrame:
-        """What is stored for a key: columns block, nll, predictions, sorted by block; empty if absent.
+        """What is stored for a key: columns block, nll (or the kind's), predictions, sorted by block; empty if absent.
 
         A truncated, foreign or mismatching file is named in a warning and counts as absent.
         """
         found = self._read(self._path(key), lambda stored: stored.digest == key.digest)
-        return empty(ROW_TYPES) if found is None else found[1]
+        return empty(self.kind.row_types) if found is None else found[1]
 
-    def append_losses(self, key: LossKey, rows: pd.DataFrame, provenance: dict) -> Path:
+    def append_losses(self, key: LossKey, rows: pd.DataFrame, provenance: dict, *, keep_stored: bool = False) -> Path:
         """Add blocks to a condition's file, atomically; two writers lose nothing.
 
         Args:
@@ -71,6 +71,7 @@ class Store:
             rows: columns block (int ≥ 0), nll (finite, nats), predictions (int ≥ 1).
             provenance: JSON-serialisable description of how these rows were made. Blocks that were written
                 with the same description share one segment of the file's provenance list.
+            keep_stored: a block that another writer stored meanwhile stays as it is and is no error.
 
         Returns:
             The file's path.
@@ -81,19 +82,20 @@ class Store:
         """
         path = self._path(key)
         where = f"{key.condition} in {path}"
-        rows = merged_rows(empty(ROW_TYPES), checked_rows(rows, key.condition), where)
+        rows = merged_rows(empty(self.kind.row_types), checked_rows(rows, key.condition, self.kind), where, self.kind)
         provenance = json.loads(parquet.canonical(provenance))
         with parquet.locked(self.root):
             found = self._read(path, lambda stored: stored.digest == key.digest)
-            old, segments = (empty(ROW_TYPES), []) if found is None else found[1:]
-            merged = merged_rows(old, rows, where)
+            old, segments = (empty(self.kind.row_types), []) if found is None else found[1:]
+            rows = rows[~rows["block"].isin(old["block"])] if keep_stored else rows
+            merged = merged_rows(old, rows, where, self.kind)
             new = sorted({*rows["block"].tolist()} - {*old["block"].tolist()})
             if new:
-                parquet.write(path, merged, key.entry(), _with_segment(segments, new, provenance))
+                parquet.write(path, merged, key.entry(self.kind), _with_segment(segments, new, provenance))
         return path
 
     def frame(self, **filters: object) -> pd.DataFrame:
-        """Tidy losses (`COLUMNS`) of all good files that the filters let through.
+        """Tidy rows (`COLUMNS`, or the kind's) of all good files that the filters let through.
 
         Args:
             **filters: a value or a list of values for model, corpus, context, bos, dtype, backend,
@@ -108,7 +110,7 @@ class Store:
         """
         found = list(self._good_files(filters))
         if not found:
-            return empty(TYPES)
+            return empty(self.kind.types)
         seen: dict[tuple, tuple[Path, LossKey]] = {}
         for path, key, _, _ in found:
             other, its = seen.setdefault(tuple(getattr(key, name) for name in NAMES), (path, key))
@@ -120,9 +122,9 @@ class Store:
                 )
         counts = [len(rows) for _, _, rows, _ in found]
         data = {name: np.repeat([getattr(key, name) for _, key, _, _ in found], counts) for name in NAMES}
-        for name in ROW_TYPES:
+        for name in self.kind.row_types:
             data[name] = np.concatenate([rows[name].to_numpy() for _, _, rows, _ in found])
-        return pd.DataFrame(data).astype(TYPES)
+        return pd.DataFrame(data).astype(self.kind.types)
 
     def provenance(self, **filters: object) -> pd.DataFrame:
         """Where each file came from: one row a file.
@@ -150,7 +152,7 @@ class Store:
         """Store a table under <kind>/, atomically; a table with the same key is replaced.
 
         Args:
-            kind: folder name of letters, digits and dashes; not "losses".
+            kind: folder name of letters, digits and dashes; not one of a kind of rows a block.
             key: JSON-serialisable, what determines the table.
             frame: the table; its index is not kept.
             provenance: JSON-serialisable.
@@ -159,10 +161,22 @@ class Store:
             LabError: a kind that is no folder name; a key, table or provenance that cannot be stored; a
                 folder that cannot be written to.
         """
+        return self._put(kind, key, lambda: frame, provenance)
+
+    def update_table(self, kind: str, key: Mapping, frame: pd.DataFrame, provenance: dict, *, by: str) -> Path:
+        """As `put_table`, but rows of a stored table whose `by` is not in `frame` stay: two writers lose nothing."""
+
+        def merged() -> pd.DataFrame:
+            old = self.get_table(kind, key)
+            return frame if old is None else pd.concat([old[~old[by].isin(frame[by])], frame], ignore_index=True)
+
+        return self._put(kind, key, merged, provenance)
+
+    def _put(self, kind: str, key: Mapping, make: Callable[[], pd.DataFrame], provenance: dict) -> Path:
         path = self._table_path(kind, key)
         provenance = json.loads(parquet.canonical(provenance))
         with parquet.locked(self.root):
-            parquet.write(path, frame, json.loads(parquet.canonical(dict(key))), provenance)
+            parquet.write(path, make(), json.loads(parquet.canonical(dict(key))), provenance)
         return path
 
     def get_table(self, kind: str, key: Mapping) -> pd.DataFrame | None:
@@ -177,8 +191,11 @@ class Store:
         return [entry for entry in found if entry is not None]
 
     def _table_path(self, kind: str, key: Mapping) -> Path:
-        if kind == _LOSSES or kind != parquet.slug(kind):
-            raise LabError(f"{kind!r} cannot name a kind of table; use letters, digits, dashes, not 'losses'.")
+        taken = [k.folder for k in KINDS]
+        if kind in taken or kind != parquet.slug(kind):
+            raise LabError(
+                f"{kind!r} cannot name a kind of table; use letters, digits, dashes, and neither of {', '.join(taken)}."
+            )
         # Through JSON and back, because that is how a reader of the file gets the key.
         key = json.loads(parquet.canonical(dict(key)))
         digest = parquet.digest({"kind": kind, "key": key, "protocol": PROTOCOL})
@@ -199,20 +216,20 @@ class Store:
     # Files of losses
 
     def _path(self, key: LossKey) -> Path:
-        folder = self.root / _LOSSES / parquet.slug(key.model) / parquet.slug(key.corpus) / str(key.context)
-        return folder / f"{parquet.slug(key.condition)}-{key.digest[:12]}.parquet"
+        folder = self.root / self.kind.folder / parquet.slug(key.model) / parquet.slug(key.corpus) / str(key.context)
+        return folder / f"{parquet.slug(key.condition)}-{key.digest_of(self.kind)[:12]}.parquet"
 
     def _read(self, path: Path, accept: Callable[[LossKey], bool]) -> tuple[LossKey, pd.DataFrame, list] | None:
         """One file of losses, or None where it is absent, bad (with a warning) or not accepted by its key."""
         try:
             with parquet.opened(path) as file:
-                key = LossKey.from_entry(file.key)
+                key = LossKey.from_entry(file.key, self.kind)
                 # The path is a function of the key: this catches files that were copied, renamed or edited.
                 if self._path(key) != path:
                     raise parquet.BadFile(_FOREIGN)
                 if not accept(key):
                     return None
-                rows = checked_rows(file.frame(), key.condition)
+                rows = checked_rows(file.frame(), key.condition, self.kind)
                 if (np.diff(rows["block"]) <= 0).any():
                     raise parquet.BadFile("its blocks repeat or are out of order")
                 return key, rows, file.provenance
@@ -235,7 +252,7 @@ class Store:
 
         # Folders are named after the key, so most files need not be opened at all.
         levels = [wanted.get(name) for name in ("model", "corpus", "context")]
-        for path in _walk(self.root / _LOSSES, levels):
+        for path in _walk(self.root / self.kind.folder, levels):
             found = self._read(path, accept)
             if found is not None:
                 yield path, *found

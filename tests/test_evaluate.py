@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import make_tiny_model
 
-from softmaxlab import evaluate, forward, models
+from softmaxlab import evaluate, forward, memory, models, runner
 from softmaxlab.conditions import Condition, same_support
 from softmaxlab.errors import LabError
 from softmaxlab.forward import SharedPrefix, block_losses, evaluate_batch
@@ -43,7 +43,8 @@ def counted(monkeypatch):
         calls.append((str(condition), len(tokens)))
         return evaluate_batch(model, condition, tokens, **kwargs)
 
-    monkeypatch.setattr(evaluate, "evaluate_batch", counting)
+    monkeypatch.setattr(forward, "evaluate_batch", counting)  # the exact pass that others share
+    monkeypatch.setattr(runner, "evaluate_batch", counting)
     return calls
 
 
@@ -144,6 +145,104 @@ def test_a_prefix_runs_only_the_layers_above(tiny_model):
         hook.remove()
 
 
+def layer_executions(monkeypatch, conditions, setting) -> int:
+    """How many decoder layers run over how many blocks while these conditions are evaluated."""
+    ran = []
+    load = models.load_model
+
+    def watched(*args, **kwargs):
+        loaded = load(*args, **kwargs)
+        for layer in forward.decoder_layers(loaded.model):
+            layer.mlp.register_forward_hook(lambda _m, args, _out: ran.append(len(args[0])))
+        return loaded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(models, "load_model", watched)
+        evaluate.losses(conditions, **setting)
+    return sum(ran)
+
+
+def test_same_support_over_all_layers_costs_half_and_a_layer_each(setting, tmp_path, monkeypatch):
+    """D_W: each condition runs its changed layer and those above, and one exact pass serves them all.
+
+    Over L layers that is (L + 1)/2L of running every condition whole, and the exact pass: the least there is, as
+    the layers above a change differ between any two conditions.
+    """
+    layers = 30
+    folder = str(make_tiny_model(tmp_path / "deep", num_hidden_layers=layers))
+    setting = setting | {"model": folder, "blocks": 3, "batch": 2, "results": ""}
+    texts = [text for pair in same_support(layers) for text in pair]
+    together = layer_executions(monkeypatch, ["softmax()", *texts], setting)
+    assert together == 3 * (layers + 2 * sum(layers - i for i in range(layers)))
+    alone = sum(layer_executions(monkeypatch, [text], setting) for text in ("softmax()", *texts[::15]))
+    assert alone == 3 * layers * (1 + len(texts[::15])), "one condition alone runs no exact pass beside its own"
+    assert together / (3 * layers * (1 + len(texts))) == pytest.approx((layers + 2) / (2 * layers + 1), abs=1e-12)
+
+
+def test_the_exact_pass_is_made_once_and_its_losses_are_kept(setting, counted, tmp_path):
+    texts = ["mean_threshold()@2", "grid(K=2)@2"]
+    evaluate.losses(texts, **setting)
+    assert counted.count(("softmax()", 1)) == 4
+    stored = evaluate.losses(["softmax()"], **setting)
+    assert len(counted) == 12, "the baseline is there"
+    alone = evaluate.losses(["softmax()"], **setting | {"results": ""})
+    assert stored.nll.tolist() == alone.nll.tolist()
+
+
+def test_a_batch_that_memory_does_not_hold_is_halved_and_the_run_goes_on(setting, tmp_path, monkeypatch):
+    sizes = []
+
+    def small(model, condition, tokens, **kwargs):
+        sizes.append(len(tokens))
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("tried to allocate")
+        return evaluate_batch(model, condition, tokens, **kwargs)
+
+    monkeypatch.setattr(forward, "evaluate_batch", small)
+    monkeypatch.setattr(runner, "evaluate_batch", small)
+    frame = evaluate.losses(["softmax()", GRID, "grid(K=2)@1"], **setting | {"blocks": 8, "batch": 8})
+    assert sizes[:3] == [8, 4, 2] and set(sizes[3:]) == {2}, "once learnt, it is not tried again"
+    assert frame.groupby("condition").block.apply(list).tolist() == [list(range(8))] * 3
+    made = Store(tmp_path / "results").provenance()
+    assert set(made.batch) == {"2"}
+    single = evaluate.losses(["softmax()"], **setting | {"blocks": 8, "batch": 2, "results": ""})
+    assert frame[frame.condition == "softmax()"].nll.tolist() == single.nll.tolist()
+
+
+def test_a_block_that_memory_does_not_hold_is_one_sentence(setting, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise torch.OutOfMemoryError("tried to allocate\nmore than there is")
+
+    monkeypatch.setattr(runner, "evaluate_batch", full)
+    with pytest.raises(LabError, match=r"one block of 64 tokens does not fit .*\(tried to allocate\)") as caught:
+        evaluate.losses([GRID], **setting | {"batch": 4})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_block_has_the_same_neighbours_whatever_is_stored(setting, monkeypatch):
+    """Of batches 0–2 and 3–5 block 3 is there: the second batch runs whole and only its other blocks are kept."""
+    whole = evaluate.losses(["softmax()"], **setting | {"blocks": 6, "batch": 3, "results": ""})
+    evaluate.losses(["softmax()"], **setting | {"blocks": 4, "batch": 4})
+    after = evaluate.losses(["softmax()"], **setting | {"blocks": 6, "batch": 3})
+    assert after.nll.tolist()[4:] == whole.nll.tolist()[4:]
+
+
+@pytest.mark.parametrize(
+    ("free", "context", "blocks"),
+    [(139, 2048, 8), (139, 16384, 1), (8, 2048, 4), (4, 2048, 1), (0.5, 2048, 1)],
+)
+def test_batches_are_sized_to_the_memory_of_the_card(tiny_model, monkeypatch, free, context, blocks):
+    """The sizes of SmolLM2-135M, on cards that have so many GiB free."""
+    loaded = models.load_model(str(tiny_model), device="cpu").model
+    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    for name, value in sizes.items():
+        setattr(loaded.config, name, value)
+    assert memory.batch_size(loaded, context) == 1, "a CPU takes one block at a time"
+    monkeypatch.setattr(models, "devices", lambda _net: [torch.device("cuda", 0), torch.device("cuda", 1)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (int((free + 9 * card.index) * 2**30), 0))
+    assert memory.batch_size(loaded, context) == blocks
+
+
 def test_batches_give_the_blocks_of_single_runs(setting):
     single = evaluate.losses(["softmax()"], **setting | {"results": ""})
     batched = evaluate.losses(["softmax()"], **setting | {"results": "", "batch": 3})
@@ -212,12 +311,12 @@ def test_a_run_that_is_killed_goes_on_at_the_block_where_it_was(setting, tmp_pat
     """kill -9 in the middle of the blocks; the next run keeps what is there and computes the rest."""
     code = (
         "import sys, time, json\n"
-        "from softmaxlab import evaluate\n"
-        "real = evaluate.evaluate_batch\n"
+        "from softmaxlab import evaluate, runner\n"
+        "real = runner.evaluate_batch\n"
         "def slow(*a, **k):\n"
         "    time.sleep(0.3)\n"
         "    return real(*a, **k)\n"
-        "evaluate.evaluate_batch = slow\n"
+        "runner.evaluate_batch = slow\n"
         f"evaluate.losses(['softmax()', {GRID!r}], **json.loads(sys.argv[1]))\n"
     )
     import json
