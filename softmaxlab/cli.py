@@ -41,12 +41,17 @@ def evaluate(
     blocks: int = 0,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: str = "",
     results: str = "results",
     bos: str = "stream",
     backend: str = "reference",
     batch: int = 0,
+    vocabulary: bool = False,
 ) -> None:
     """Compute and store per-block losses; what is stored already is not computed again.
+
+    Started by `torchrun --nproc-per-node N -m softmaxlab.cli evaluate …` (or `accelerate launch`), one process a
+    GPU, the processes share the work.
 
     Parameters
     ----------
@@ -66,6 +71,8 @@ def evaluate(
         float32 or bfloat16.
     device
         auto, cpu, cuda or mps.
+    device_map
+        "auto" spreads one model over all visible GPUs, for models that one does not hold.
     results
         Folder of the stored losses.
     bos
@@ -73,30 +80,42 @@ def evaluate(
     backend
         What computes attention.
     batch
-        Blocks a forward pass; 0 chooses.
+        Blocks a forward pass; 0 chooses by device and memory.
+    vocabulary
+        Also measure how far the next-token distribution is from softmax's; costs the head twice more.
     """
-    from softmaxlab import evaluate, statistics
+    from softmaxlab import evaluate, ranks, statistics
     from softmaxlab.conditions import BASELINE, canonical, named
+    from softmaxlab.losskey import LOSSES, VOCABULARY
 
     texts = canonical([*(t for name in section or () for t in named(name)), *conditions])
-    frame = evaluate.losses(
-        texts,
-        model=model,
-        corpus=corpus,
-        context=context,
-        blocks=blocks,
-        dtype=dtype,
-        device=device,
-        results=results,
-        bos=bos,
-        backend=backend,
-        batch=batch,
-    )
+    setting = {
+        "model": model,
+        "corpus": corpus,
+        "context": context,
+        "blocks": blocks,
+        "dtype": dtype,
+        "device": device,
+        "device_map": device_map,
+        "results": results,
+        "bos": bos,
+        "backend": backend,
+        "batch": batch,
+    }
+    found = evaluate.rows(texts, (LOSSES, VOCABULARY) if vocabulary else (LOSSES,), **setting)
+    if ranks.rank():
+        return  # every process has all the rows; one says them
+    frame, output = found[LOSSES], None
+    if vocabulary:
+        output = found[VOCABULARY].groupby("condition")[list(VOCABULARY.values)].mean()
     means = frame.groupby("condition", sort=False).nll.agg(["mean", "count"])
     for text, (mean, count) in means.iterrows():
         line = f"{text}: NLL {mean:.6f} over {count:.0f} blocks"
         if BASELINE in texts and text != BASELINE and count > 1:
             line += f", ΔNLL {statistics.delta_nll(frame, text)}"
+        if output is not None and text in output.index:
+            forward, reverse, jsd, top1 = output.loc[text]
+            line += f", KL {forward:.3g} and {reverse:.3g}, JSD {jsd:.3g}, top-1 {100 * top1:.2f} %"
         print(line)
 
 

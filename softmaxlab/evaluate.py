@@ -42,48 +42,20 @@ def find_results(results: str) -> Path:
     return path
 
 
-def losses(
-    conditions: Iterable[str],
-    *,
-    model: str = models.EMBEDDED,
-    corpus: str = "wikitext103",
-    context: int = 2048,
-    blocks: int = 0,
-    dtype: str = "float32",
-    device: str = "auto",
-    device_map: str | dict[str, str | int] = "",
-    results: str = "results",
-    bos: str = "stream",
-    backend: str = "reference",
-    batch: int = 0,
-    progress: bool = True,
-) -> pd.DataFrame:
+def losses(conditions: Iterable[str], **setting) -> pd.DataFrame:
     """Per-block losses, computed where they are not stored (paper §3.1, A.2; blocks: C.1).
 
     Args:
-        conditions: text forms, e.g. `grid(K=32,R=4)`, `mean_threshold()@3`.
-        model, corpus: see `models.resolve` and `corpus.load_text`.
-        context: tokens of a block.
-        blocks: how many; 0 means all complete blocks of the first 200,000 tokens.
-        dtype: of the weights and activations; attention itself is always float32.
-        device: auto, cpu, cuda or mps. Of several processes that a launcher started each has its own GPU.
-        device_map: spread one model over several devices (see `models.load_model`).
-        results: folder of the store; empty for a run that neither reads nor writes one.
-        bos: stream, block or none (see `corpus.blocks`).
-        backend: what computes attention.
-        batch: blocks a forward pass; 0 chooses by device, memory and context. It can change the last digits, so
-            it is recorded with the result.
-        progress: show a bar with the remaining time.
+        conditions, setting: see `rows`.
 
     Returns:
         Tidy frame, one row a condition and block: model, corpus, context, bos, dtype, backend, condition,
         block, nll (nats), predictions.
 
     Raises:
-        LabError: bad input of any kind; losses that are not finite; a block that memory does not hold.
+        LabError: as `rows`.
     """
-    setting = {name: value for name, value in locals().items() if name != "conditions"}
-    return _evaluate(conditions, (LOSSES,), **setting)[LOSSES]
+    return rows(conditions, (LOSSES,), **setting)[LOSSES]
 
 
 def vocabulary(conditions: Iterable[str], **setting) -> pd.DataFrame:
@@ -92,21 +64,21 @@ def vocabulary(conditions: Iterable[str], **setting) -> pd.DataFrame:
     The losses of the same passes are stored too, so that `losses` then finds them.
 
     Args:
-        conditions, setting: as for `losses`.
+        conditions, setting: see `rows`.
 
     Returns:
         Tidy frame, one row a condition and block; in the place of `nll` the columns of `vocabulary.METRICS`, each
         a mean over the block's predictions. The baseline has none.
 
     Raises:
-        LabError: as `losses`; a device without float64.
+        LabError: as `rows`; a device without float64.
     """
-    return _evaluate(conditions, (LOSSES, VOCABULARY), **setting)[VOCABULARY]
+    return rows(conditions, (LOSSES, VOCABULARY), **setting)[VOCABULARY]
 
 
-def _evaluate(
+def rows(
     conditions: Iterable[str],
-    kinds: tuple[Kind, ...],
+    kinds: tuple[Kind, ...] = (LOSSES,),
     *,
     model: str = models.EMBEDDED,
     corpus: str = "wikitext103",
@@ -121,6 +93,30 @@ def _evaluate(
     batch: int = 0,
     progress: bool = True,
 ) -> dict[Kind, pd.DataFrame]:
+    """Rows a block of one or more kinds from the same passes, computed where they are not stored.
+
+    Args:
+        conditions: text forms, e.g. `grid(K=32,R=4)`, `mean_threshold()@3`.
+        kinds: what to measure; losses always are among it.
+        model, corpus: see `models.resolve` and `corpus.load_text`.
+        context: tokens of a block.
+        blocks: how many; 0 means all complete blocks of the first 200,000 tokens.
+        dtype: of the weights and activations; attention itself is always float32.
+        device: auto, cpu, cuda or mps. Of several processes that a launcher started each has its own GPU.
+        device_map: spread one model over several devices (see `models.load_model`).
+        results: folder of the store; empty for a run that neither reads nor writes one.
+        bos: stream, block or none (see `corpus.blocks`).
+        backend: what computes attention.
+        batch: blocks a forward pass; 0 chooses by device, memory and context. It can change the last digits, so
+            it is recorded with the result.
+        progress: show a bar with the remaining time.
+
+    Returns:
+        The tidy frame of each kind.
+
+    Raises:
+        LabError: bad input of any kind; losses that are not finite; a block that memory does not hold.
+    """
     parsed = {text: Condition.parse(text) for text in canonical(list(conditions))}
     if not parsed:
         raise LabError("no condition was given: name at least one, e.g. softmax()")
@@ -147,19 +143,19 @@ def _evaluate(
     keys = {t: LossKey(**fixed, condition=t, condition_json=c.json()) for t, c in parsed.items()}
     root = find_results(results) if results else None
     stores = {kind: Store(root, kind) if root else None for kind in kinds}
-    rows = _stored(stores, keys, wanted, blocks) if root else None
-    if rows is None:
+    found = _stored(stores, keys, wanted, blocks) if root else None
+    if found is None:
         if root:
             stores[LOSSES].check_writable()  # before anything expensive
         if VOCABULARY in kinds:
             check_vocabulary_device(models.pick_device(device))
         work = prepare(model, corpus, keys, blocks=blocks, device=device, batch=batch, device_map=device_map)
-        rows = Run(work, keys, parsed, wanted, stores).complete(progress)
-    return {kind: _frame(kind, keys, found) for kind, found in rows.items()}
+        found = Run(work, keys, parsed, wanted, stores).complete(progress)
+    return {kind: _frame(kind, keys, frames) for kind, frames in found.items()}
 
 
-def _frame(kind: Kind, keys: dict[str, LossKey], rows: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    frames = [frame.assign(**{name: getattr(keys[t], name) for name in NAMES}) for t, frame in rows.items()]
+def _frame(kind: Kind, keys: dict[str, LossKey], found: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    frames = [frame.assign(**{name: getattr(keys[t], name) for name in NAMES}) for t, frame in found.items()]
     return pd.concat(frames, ignore_index=True)[list(kind.types)] if frames else empty(kind.types)
 
 
@@ -192,8 +188,8 @@ def _stored(
                 return None
             blocks = int(table["blocks_available"].iloc[0])
         texts = Run.having(kind, wanted)
-        rows = {t: store.losses(keys[t]) for t in texts}
-        found[kind] = {t: frame[frame.block < blocks] for t, frame in rows.items()}
+        frames = {t: store.losses(keys[t]) for t in texts}
+        found[kind] = {t: frame[frame.block < blocks] for t, frame in frames.items()}
         if not all(len(frame) == blocks for frame in found[kind].values()):
             return None
     return found
