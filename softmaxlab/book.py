@@ -48,7 +48,7 @@ def build(
             fails or takes too long, a chapter without outputs, a failed Sphinx build, a page that
             would load something from another host.
     """
-    from softmaxlab import status
+    from softmaxlab import scaling, status
 
     root = notebooks.find_root()
     every = notebooks.find_chapters(root)
@@ -67,6 +67,7 @@ def build(
     for chapter in every:
         notebooks.check_executed(chapter.executed)
     status.write_page(root, [chapter.executed for chapter in every])
+    scaling.write_page(root)
     html = run_sphinx(root, every, strict=strict)
     loads = offline.external_loads(html)
     if loads:

@@ -16,8 +16,8 @@ BATCH_TOKENS = 16_384
 
 #: Of the free memory: the allocator's blocks do not fit together without gaps.
 _USABLE = 0.8
-#: What a pass holds at once however large it is: score chunks of the reference backend, float32 logits of a chunk.
-_CONSTANT = 3 * 2**30
+#: Bytes that a pass holds however large it is: score chunks of the reference backend, a chunk of float32 logits.
+CONSTANT = 3 * 2**30
 
 
 def bytes_per_token(config: Any, itemsize: int, *, kept_layers: int = 0) -> int:
@@ -45,7 +45,7 @@ def batch_size(model: PreTrainedModel, context: int) -> int:
     config = text_config(model)
     free = min(torch.cuda.mem_get_info(card)[0] for card in cards)
     each = bytes_per_token(config, model.dtype.itemsize, kept_layers=config.num_hidden_layers) * context
-    fits = max(0, int((free * _USABLE - _CONSTANT) / each))
+    fits = max(0, int((free * _USABLE - CONSTANT) / each))
     return max(1, min(BATCH_TOKENS // context, 1 << max(0, fits.bit_length() - 1)))
 
 

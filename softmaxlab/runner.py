@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import median
 
@@ -27,6 +27,7 @@ from softmaxlab.conditions import BASELINE, Condition
 from softmaxlab.errors import LabError
 from softmaxlab.forward import SharedPrefix, evaluate_batch, final_hidden
 from softmaxlab.losskey import LOSSES, VOCABULARY, Kind, LossKey, empty
+from softmaxlab.scaling import shape_of
 from softmaxlab.store import Store
 
 _PAUSE = 0.2  # seconds between looks at what other processes are computing
@@ -256,4 +257,7 @@ class Run:
                 "batches": [len(self.seconds[t]) for t in done],
             }
         )
+        shape = shape_of(self.work.model)
+        if shape:  # for estimates of what is too large to be measured
+            made = made | {"shape": asdict(shape)}
         self.store.update_table("cost", key, new, made, by="condition")
