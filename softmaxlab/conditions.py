@@ -173,6 +173,14 @@ def family() -> list[str]:
     return [BASELINE, *lattices, *references, *(str(operators.FA4Poly(degree=d)) for d in (1, 2, 3))]
 
 
+def core() -> list[str]:
+    """A few conditions of each family, for models and contexts where the whole sections cost too much."""
+    grids = [_grid(K, R) for K in (32, 21, 16) for R in (4, 1)]
+    lattices = [str(operators.RowmaxPoT(K_max=20)), _pot(1), _pot(2), "h15()", "s()"]
+    family = [str(operators.SQ(k=k)) for k in (2, 3, 7)]
+    return [BASELINE, *grids, *lattices, *family, "mean_threshold()"]
+
+
 BF16_PATH = "online(tile=128,tau=8,p=bf16)"
 FP8_PATH = "online(tile=128,tau=0,p=e4m3,max_offset=8)"
 HOPPER_PATH = "online(tile=128,tau=0,p=bf16)"
@@ -226,6 +234,7 @@ SECTIONS = {
     "reproducibility": reproducibility,
     "anchor": anchor,
     "family": family,
+    "core": core,
 }
 
 

@@ -1,0 +1,60 @@
+"""The figure of vocabulary output: data in, Matplotlib figure out; the look is that of every figure (`drawing`)."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from softmaxlab.drawing import KEY, OURS, PAPER, difference_axis, plain_ticks, points
+
+#: What kind of approximation an operator is, by the name before its parenthesis, and its marker.
+KINDS = {
+    "support": ("o", ("topk", "mean_threshold")),
+    "grid": ("s", ("grid",)),
+    "lattice at the row maximum": ("D", ("pot", "rowmax_pot", "h15", "sq", "s", "fa4_poly")),
+    "lattice anchored elsewhere": ("X", ("log2p", "log_sqrt2p", "ilpot", "ilpot_h_a", "ilpot_h15")),
+    "temperature": ("v", ("temperature",)),
+    "temperature, mass restored": ("^", ("rescue",)),
+}
+OTHER = "other"
+
+
+def kind(text: str) -> str:
+    """The kind of a condition's operator; "other" for one that this figure does not know."""
+    name = text.partition("(")[0]
+    return next((kind for kind, (_, names) in KINDS.items() if name in names), OTHER)
+
+
+def output_against_loss(table: pd.DataFrame, published: pd.DataFrame, *, model: str) -> Figure:
+    """Divergence of the output distribution, and how often its first token changes, beside the loss increase.
+
+    Args:
+        table: indexed by condition; columns value, low, high (ΔNLL in nats), jsd (nats), changed (percent of the
+            predictions whose most probable token is another one). What is 0 has no place on these axes and is left out.
+        published: columns value (ΔNLL in nats), changed (percent); the paper's models under one condition.
+        model: readable name of our model.
+    """
+    fig, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(9.0, 4.6))
+    kinds = table.index.map(kind)
+    for name in [*KINDS, OTHER]:
+        marker = KINDS.get(name, ("P", ()))[0]
+        for ax, column in ((left, "jsd"), (right, "changed")):
+            mine = table[(kinds == name) & (table[column] > 0).to_numpy()]
+            if len(mine):
+                points(ax, mine[column], mine, OURS, label=f"{name}, measured", marker=marker, width=1.2)
+    theirs = published[published["changed"] > 0]
+    points(right, theirs["changed"], theirs, PAPER, label="ten models under Rowmax-PoT, published", filled=False)
+    drawn = table[(table["jsd"] > 0) | (table["changed"] > 0)]
+    difference_axis(left, "y", drawn, theirs)
+    for ax, column in ((left, "jsd"), (right, "changed")):
+        if len(positive := np.concatenate([table[column], theirs.get(column, pd.Series(dtype=float))])):
+            ax.set_xscale("log" if (positive > 0).any() else "linear")
+        plain_ticks(ax, "x")
+    left.set(xlabel="JSD of the output distributions (nats)", ylabel="ΔNLL against softmax (nats)", title=model)
+    right.set(xlabel="predictions with another first token (%)")
+    handles = {label: h for ax in (right, left) for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    fig.legend(handles.values(), handles.keys(), **KEY | {"loc": "outside upper left", "bbox_to_anchor": None}, ncols=3)
+    plt.close(fig)
+    return fig
