@@ -24,7 +24,7 @@ from softmaxlab.losskey import VOCABULARY
 METRICS = VOCABULARY.values  # kl_forward, kl_reverse and jsd in nats; top1, a share
 
 #: Logits at once. About ten FP64 tensors of this size are alive; on a CPU they should not be far from the cache.
-ELEMENTS = {"cpu": 2**21, "other": 2**24}
+ELEMENTS = {"cpu": 2**21, "other": 2**25}
 
 
 def divergences(exact: Tensor, logits: Tensor) -> Tensor:

@@ -256,6 +256,7 @@ def test_what_a_block_costs_is_recorded(setting, tmp_path):
     assert set(frame.condition) == {"softmax()", GRID}
     assert (frame.seconds_per_block > 0).all()
     assert made["torch"] == torch.__version__
+    assert made["shape"]["num_hidden_layers"] == 3, "for estimates of larger models"
 
 
 def test_nan_logits_name_the_layer_and_the_condition_and_store_nothing(setting, tmp_path):

@@ -542,6 +542,26 @@ def test_tables_round_trip(tmp_path):
     assert results.frame().empty
 
 
+def test_an_update_keeps_the_rows_of_other_writers(tmp_path):
+    results = Store(tmp_path)
+
+    def cost(**seconds):
+        frame = pd.DataFrame({"condition": list(seconds), "seconds": list(seconds.values())})
+        return results.update_table("cost", {"model": "a"}, frame, {"last": list(seconds)}, by="condition")
+
+    cost(a=1.0, b=2.0)
+    path = cost(b=3.0, c=4.0)
+    assert results.get_table("cost", {"model": "a"}).to_dict("list") == {
+        "condition": ["a", "b", "c"],
+        "seconds": [1.0, 3.0, 4.0],
+    }
+    assert [made for _, _, made in results.tables("cost")] == [{"last": ["b", "c"]}]
+    truncate(path)
+    with pytest.warns(UserWarning, match="cannot be read"):
+        cost(d=5.0)
+    assert len(results.get_table("cost", {"model": "a"})) == 1
+
+
 def test_bad_tables_are_reported(tmp_path):
     results = Store(tmp_path)
     key = {"model": "a"}
