@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from softmaxlab.losskey import LOSSES, VOCABULARY, Kind
+
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "matplotlib", "jupyter-book", "papermill")
 #: What files have in common that one run wrote: the first table has a row for each such set of values.
 RUN = ("model", "corpus", "context", "backend", "device", "date", "dtype", "torch", "transformers", "bos")
@@ -36,6 +38,7 @@ def write_page(root: Path, executed: Sequence[Path]) -> Path:
         chapters=table(("Chapter", "Executed (UTC)", "Time (s)", "Parameters"), map(chapter_row, executed)),
         machine=table(("Item", "Value"), machine_rows(root)),
         results=results_table(root),
+        output=results_table(root, VOCABULARY),
         cost=cost_table(root),
         bench=bench_table(root),
     )
@@ -102,13 +105,13 @@ def git_state(root: Path) -> str:
         return "no git commit"
 
 
-def results_table(root: Path) -> str:
+def results_table(root: Path, kind: Kind = LOSSES) -> str:
     """The runs that wrote the result files, and folded below them the files, from the store's provenance."""
     from softmaxlab.store import Store
 
-    frame = Store(root / "results").provenance()
+    frame = Store(root / "results", kind).provenance()
     if frame.empty:
-        return "No stored results."
+        return f"No stored {'results' if kind is LOSSES else kind.folder}."
     names = [name for name in RUN if name in frame.columns]
     frame = frame.fillna(dict.fromkeys(names, ""))
     runs = []
