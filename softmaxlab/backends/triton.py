@@ -4,7 +4,7 @@ Same meaning as `reference`: FP32 scores, weights, sums and products for inputs 
 order of additions and, in the maps, FP32 where the reference has FP64 (`triton_maps` says how a lattice keeps its
 cells). FP32 and FP16 products use the BF16 tensor cores on numbers split into parts, six products of the nine for
 FP32, which leaves FP32's accuracy (`triton_tiles`); with BF16 inputs the products q·k are exact as they are. P is
-FP32: it is split too, in three parts for FP32 models and in two for 16-bit ones (2^−17 of a weight, a 256th of the
+FP32: it is split too, in three parts for FP32 models and in two for 16-bit ones (2^−16 of a weight, a 128th of the
 output's rounding), and in one where the operator's weights are BF16 numbers, as every lattice of at most 7
 fractional bits.
 
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 #: By parts of an operand and the padded head dimension.
 TILES = {
-    (1, 64): Tile(128, 64, 4, 3),
+    (1, 64): Tile(128, 64, 8, 3),
     (1, 128): Tile(128, 64, 8, 3),
     (1, 256): Tile(64, 64, 4, 2),
     (2, 64): Tile(128, 64, 8, 3),
@@ -210,15 +210,14 @@ class _Call:
         from softmaxlab.backends.triton_kernels import forward
 
         out = self.query.new_empty(self.batch, self.n_queries, self.heads, self.value_dim)
-        table = self.empty if self.plan.table is None else self.plan.table.to(out.device)
         scalars = (*self.plan.scalars, *[0.0] * 6)[:6]
         flags = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
                  "RECON": "", "LINEAR": False} | self.plan.flags  # fmt: skip
         forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m))](
-            self.query, self.key, self.value, out, self.mask, self.extents, given, table, self.k_part, self.v_part,
+            self.query, self.key, self.value, out, self.mask, self.extents, given, self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
-            self.plan.n_intervals, self.scaling, self.softcap or 0.0, *scalars,
+            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *scalars,
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
             M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, DV=self.value_dim, BLOCK_DV=self.block_dims[1],
             **flags, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,

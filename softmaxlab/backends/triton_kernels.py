@@ -66,7 +66,7 @@ def first_walk(
 @triton.jit
 def second_walk(
     acc, total, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
-    v_columns, low, high, n_rows, n_keys, scale, softcap, m, row, offset, octaves, table, n_intervals,
+    v_columns, low, high, n_rows, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
     c0, c1, c2, c3, c4, c5,
     ONLINE: tl.constexpr, MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr,
     P_PARTS: tl.constexpr, P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
@@ -93,13 +93,13 @@ def second_walk(
             top = new
         else:
             w = weights(
-                s, m, row, offset, octaves, table, n_intervals, c0, c1, c2, c3, c4, c5,
+                s, m, row, offset, octaves, n_intervals, c0, c1, c2, c3, c4, c5,
                 MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
             )  # fmt: skip
             if MODE != 0:
                 w = tl.where(valid, w, 0.0)
         total += tl.sum(w, 1)
-        p0, p1, p2 = parts_of(w, P_PARTS, P_DTYPE)
+        p0, p1, p2 = parts_of(w, P_PARTS, P_DTYPE, True)
         acc = product(
             p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc,
             P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
@@ -109,7 +109,7 @@ def second_walk(
 
 @triton.jit
 def forward(
-    q, k, v, out, mask, extents, given, table, k_part, v_part,
+    q, k, v, out, mask, extents, given, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,
     n_heads, group, n_queries, n_keys, n_intervals, scale, softcap, c0, c1, c2, c3, c4, c5,
     STATS: tl.constexpr, MASKED: tl.constexpr, NORMALISED: tl.constexpr, EVEN: tl.constexpr,
@@ -200,13 +200,13 @@ def forward(
     if not MASKED:
         acc, total, top = second_walk(
             acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
-            v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, table, n_intervals,
+            v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
             c0, c1, c2, c3, c4, c5, STATS == "online", 0, M, N, PARTS, P_PARTS, DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
             SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
         )  # fmt: skip
     acc, total, top = second_walk(
         acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
-        v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, table, n_intervals,
+        v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
         c0, c1, c2, c3, c4, c5, STATS == "online", EDGE, M, N, PARTS, P_PARTS, DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
         SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
     )  # fmt: skip

@@ -7,7 +7,8 @@ falls into the same cell of a lattice unless it lies within one rounding of d fr
   so that all that is left is the rounding of the constant c, at most 2^−25 of d (half a unit in d's last place). The
   reference's ⌊y + 1/2⌋ differs from RNE at ties alone, and c·d, c a multiple of 1/ln 2, has none but d = 0;
 - where the fraction of the exponent is needed (`s`, `poly`) it comes from the product in two FP32 terms;
-- a grid's position t = u/C is the correctly rounded quotient, as the reference's is, and compared with its tables.
+- a grid's intervals are found from the logarithm of the position, and its edges from a power of two, to 2^−22 of the
+  range; where they are equal, the position is the correctly rounded quotient u/C, as in the reference.
 
 Weights below 2^−126 are 0 unless the operator clamps there. The row maximum weighs about 1, so that they are lost in
 an FP32 row sum in any case.
@@ -109,57 +110,65 @@ def power_of_two(n):
 
 
 @triton.jit
-def grid_value(table, index, C, K, LINEAR: tl.constexpr):
-    """Weight at an edge: exp(level − C), or level/C."""
+def grid_value(index, C, K, c3, c4, LINEAR: tl.constexpr, UNIFORM: tl.constexpr):
+    """Weight at edge `index`: exp(level − C), or level/C. The level is measured from the top."""
+    if UNIFORM:
+        below_top = (index - K) * c3
+    else:
+        below_top = c4 - c4 * tl.exp2((K - index) * c3)
     if LINEAR:
-        return tl.load(table + index)
-    return tl.exp2(C * tl.load(table + (K + 1) + index) * LOG2E)
+        return below_top + 1
+    return tl.exp2((C * LOG2E)[:, None] * below_top)
 
 
 @triton.jit
-def grid_weights(s, low, C, table, K, c0, c1, RECON: tl.constexpr, LINEAR: tl.constexpr, UNIFORM: tl.constexpr):
+def grid_weights(
+    s, low, C, K, c0, c1, c2, c3, c4, RECON: tl.constexpr, LINEAR: tl.constexpr, UNIFORM: tl.constexpr
+):
     """Weights on the full-range grid.
 
     Args:
         s, low, C: scores; row minimum; range.
-        table: FP32, (3, K + 1): e_a/C, e_a/C − 1 and the middles of the intervals.
-        K: intervals.
-        c0, c1: ρ^K − 1 and 1/log2 ρ; not used where the intervals are equal (UNIFORM).
+        K: number of intervals.
+        c0, c1: ρ^K − 1 and 1/log2 ρ: t lies log(1 + c0·t)/log ρ intervals above the bottom.
+        c2: what rounds that position to the nearest edge: 1 − log((1 + ρ)/2)/log ρ, or 1/2 where UNIFORM.
+        c3, c4: −log2 ρ and ρ^K/(1 − ρ^K), or 1/K where UNIFORM.
     """
-    flat = C < 1e-30  # every weight is 1
-    C = tl.where(flat, 1.0, C)
-    inverse = tl.div_rn(1.0, C)
+    flat = C < 1e-30  # every weight is 1: an exponential's because C counts as 0, a linear one's because t is 1
+    inverse = tl.div_rn(1.0, tl.where(flat, 1.0, C))[:, None]
     u = s - low[:, None]
-    q = u * inverse[:, None]
-    # One Newton step on a rounded quotient gives the correctly rounded one.
-    t = tl.fma(tl.fma(-q, C[:, None], u), inverse[:, None], q)
-    t = tl.where(flat[:, None], 1.0, tl.minimum(tl.maximum(t, 0.0), 1.0))
-    C = tl.where(flat, 0.0, C)[:, None]
+    t = u * inverse
     if UNIFORM:
-        y = t * K
-    else:
-        y = tl.log2(tl.fma(t, c0, 1.0)) * c1
-    a = tl.minimum(tl.maximum(y, 0.0).to(tl.int32), K - 1)
-    if RECON == "nearest":  # an index that is off by one at an edge gives the same nearest edge
-        return grid_value(table, a + (t >= tl.load(table + 2 * (K + 1) + a)).to(tl.int32), C, K, LINEAR)
-    below = tl.load(table + a)
-    above = tl.load(table + a + 1)
-    if not UNIFORM:  # the logarithm is approximate: the edges decide
-        up = (t >= above) & (a < K - 1)
-        a += up.to(tl.int32) - ((t < below) & (a > 0)).to(tl.int32)
+        # One Newton step gives the correctly rounded quotient: a score on an edge stays there.
+        t = tl.fma(tl.fma(-t, C[:, None], u), inverse, t)
+    if LINEAR:
+        t = tl.where(flat[:, None], 1.0, tl.minimum(tl.maximum(t, 0.0), 1.0))
+    C = tl.where(flat, 0.0, C)
+    y = t * K if UNIFORM else tl.log2(tl.fma(t, c0, 1.0)) * c1
+    if RECON == "nearest":
+        y += c2
+    index = (y + MAGIC) - MAGIC
+    index = tl.where(index > y, index - 1, index)
+    if RECON == "nearest":
+        return grid_value(tl.minimum(index, K), C, K, c3, c4, LINEAR, UNIFORM)
+    index = tl.minimum(tl.maximum(index, 0.0), K - 1)
     if RECON == "upper":
-        return grid_value(table, a + 1, C, K, LINEAR)
+        return grid_value(index + 1, C, K, c3, c4, LINEAR, UNIFORM)
     if LINEAR:
         return t
-    below = tl.load(table + a)
-    x = (t - below) / (tl.load(table + a + 1) - below)
-    at_low = grid_value(table, a, C, K, False)
-    return tl.fma(tl.minimum(tl.maximum(x, 0.0), 1.0), grid_value(table, a + 1, C, K, False) - at_low, at_low)
+    if UNIFORM:
+        x = y - index
+    else:
+        above = tl.exp2((K - index) * c3)  # 1 − the level's distance from the top, in units of c4
+        x = (1 - (t - 1) / c4 - above) / (above * (tl.exp2(-c3) - 1))
+    at_low = grid_value(index, C, K, c3, c4, False, UNIFORM)
+    at_high = grid_value(index + 1, C, K, c3, c4, False, UNIFORM)
+    return tl.fma(tl.minimum(tl.maximum(x, 0.0), 1.0), at_high - at_low, at_low)
 
 
 @triton.jit
 def weights(
-    s, m, row, offset, octaves, table, K, c0, c1, c2, c3, c4, c5,
+    s, m, row, offset, octaves, K, c0, c1, c2, c3, c4, c5,
     MAP: tl.constexpr, ANCHOR: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr,
     DROP: tl.constexpr, DEGREE: tl.constexpr, UNIFORM: tl.constexpr, RECON: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +205,7 @@ def weights(
             p = tl.fma(f, tl.fma(f, c5, c4), c3)
         w = tl.fma(f, p, 1.0) * power_of_two(n)
     elif MAP == "grid":
-        w = grid_weights(s, offset, row, table, K, c0, c1, RECON, LINEAR, UNIFORM)
+        w = grid_weights(s, offset, row, K, c0, c1, c2, c3, c4, RECON, LINEAR, UNIFORM)
     else:
         d = s - m[:, None]
         if MAP == "mean":

@@ -1,6 +1,6 @@
 """How the Triton kernels compute each operator: which statistics of the row, which map, with which constants.
 
-Tables and constants are made in FP64 from the operator's own definition and rounded once.
+Constants are made in FP64 from the operator's own definition and rounded once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-
 from softmaxlab.operators import (
     H15,
     SQ,
@@ -35,15 +32,14 @@ from softmaxlab.operators import (
     Temperature,
     TopK,
 )
-from softmaxlab.operators.grid import edge_fractions
 from softmaxlab.operators.polynomial import COEFFICIENTS
 from softmaxlab.operators.schraudolph import CLAMPS
 
 LOG2E = 1 / math.log(2)
 #: Least exponent of a weight that is not 0: an exponent field of 0, one octave further, gives 0.
 _ZERO = -127
-#: Grids beyond these have intervals that FP32 arithmetic in the kernel cannot place by a logarithm.
-_MAX_K, _MIN_LOG2_RHO = 4096, 2.0**-16
+#: Beyond these the logarithm of a grid's position, in FP32, does not tell its intervals apart.
+_MAX_K, _MIN_LOG2_R = 4096, 1.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,6 @@ class Plan:
         flags: the map's other compile-time constants.
         exact_p: whether every weight is a BF16 number.
         normalised: whether the row is divided by its sum.
-        table: FP32, of a grid.
         n_intervals: of a grid.
         kept: of top-k, the kept fraction.
     """
@@ -68,7 +63,6 @@ class Plan:
     flags: dict[str, Any] = field(default_factory=dict)
     exact_p: bool = False
     normalised: bool = True
-    table: Tensor | None = None
     n_intervals: int = 0
     kept: float | None = None
 
@@ -150,17 +144,16 @@ def _grid(operator: Grid) -> Plan | str:
     uniform = K == 1 or R == 1
     if K > _MAX_K:
         return f"a grid of {K} intervals is beyond its {_MAX_K}"
-    scalars = (0.0, 0.0)
+    scalars = (0.0, 0.0, 0.5, 1 / K)
     if not uniform:
+        if abs(math.log2(R)) < _MIN_LOG2_R:
+            return f"the widths of {operator} differ by less than a factor of {2**_MIN_LOG2_R:g}, too little for FP32"
         log_rho = -math.log(R) / (K - 1)
-        if abs(log_rho * LOG2E) < _MIN_LOG2_RHO:
-            return f"the intervals of {operator} differ too little to be told apart by an FP32 logarithm"
-        scalars = (math.expm1(K * log_rho), 1 / (log_rho * LOG2E))
-    exact = edge_fractions(K, R)
-    middle = torch.cat([(exact[1:] + exact[:-1]) / 2, exact.new_ones(1)])
-    table = torch.stack([exact, exact - 1, middle]).float()
+        span = math.expm1(K * log_rho)
+        nearest = 1 - math.log1p(math.expm1(log_rho) / 2) / log_rho
+        scalars = (span, math.log(2) / log_rho, nearest, -log_rho * LOG2E, -(1 + span) / span)
     flags = {"RECON": operator.recon, "LINEAR": operator.map == "linear", "UNIFORM": uniform}
-    return Plan("minmax", "grid", scalars, flags=flags, table=table, n_intervals=K)
+    return Plan("minmax", "grid", scalars, flags=flags, n_intervals=K)
 
 
 _PLANS: dict[type[Operator], Callable[[Any], Plan | str]] = {

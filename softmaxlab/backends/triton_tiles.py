@@ -15,17 +15,28 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def parts_of(x, PARTS: tl.constexpr, DTYPE: tl.constexpr):
-    """x as a sum of numbers of DTYPE, largest first. An infinite x has no finite rest."""
-    a = x.to(DTYPE)
-    b = a
-    c = a
-    if PARTS > 1:
-        rest = tl.where(tl.abs(x) < INFINITY, x - a.to(tl.float32), 0.0)
+def leading(x):
+    """x cut off to the 8 significant bits of BF16."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def parts_of(x, PARTS: tl.constexpr, DTYPE: tl.constexpr, FINITE: tl.constexpr):
+    """FP32 x as a sum of numbers of DTYPE, largest first. Unless x is known to be FINITE, infinity has no rest."""
+    if PARTS == 1:
+        a = x.to(DTYPE)
+        return a, a, a
+    # Cut off, not rounded: this needs no conversion back. Three parts hold all 24 bits either way.
+    head = leading(x)
+    rest = x - head
+    if not FINITE:
+        rest = tl.where(tl.abs(x) < INFINITY, rest, 0.0)
+    a = head.to(DTYPE)
+    if PARTS == 2:
         b = rest.to(DTYPE)
-        if PARTS > 2:
-            c = (rest - b.to(tl.float32)).to(DTYPE)
-    return a, b, c
+        return a, b, b
+    head = leading(rest)
+    return a, head.to(DTYPE), (rest - head).to(DTYPE)
 
 
 @triton.jit
@@ -81,7 +92,7 @@ def queries(
     x = tile(base, rows, stride, n_rows, columns, D, BLOCK_D, True).to(tl.float32)
     if FOLD:
         x *= scale
-    return parts_of(x, PARTS, DTYPE)
+    return parts_of(x, PARTS, DTYPE, False)
 
 
 @triton.jit
@@ -125,7 +136,7 @@ def split(
     inside = rows[:, None] < n_keys
     columns = tl.arange(0, BLOCK_D)
     x = tile(k + batch * k_batch + head * k_head, rows, k_row, n_keys, columns, D, BLOCK_D, True).to(tl.float32)
-    a, b, c = parts_of(x, PARTS, tl.bfloat16)
+    a, b, c = parts_of(x, PARTS, tl.bfloat16, False)
     at = k_out + (z * n_keys + rows[:, None]) * BLOCK_D + columns[None, :]
     tl.store(at, a, mask=inside)
     tl.store(at + k_part, b, mask=inside)
@@ -133,7 +144,7 @@ def split(
         tl.store(at + 2 * k_part, c, mask=inside)
     columns = tl.arange(0, BLOCK_DV)
     x = tile(v + batch * v_batch + head * v_head, rows, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
-    a, b, c = parts_of(x, PARTS, tl.bfloat16)
+    a, b, c = parts_of(x, PARTS, tl.bfloat16, False)
     at = v_out + (z * n_keys + rows[:, None]) * BLOCK_DV + columns[None, :]
     tl.store(at, a, mask=inside)
     tl.store(at + v_part, b, mask=inside)
