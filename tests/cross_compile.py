@@ -1,6 +1,6 @@
 """Compiles the launches of a call for a GPU that is not there, and tells what each kernel takes of it.
 
-    python tests/cross_compile.py "h15()" --dtype bfloat16 --dim 64 --context 2048
+python tests/cross_compile.py "h15()" --dtype bfloat16 --dim 64 --context 2048
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from softmaxlab.backends import triton as backend
 from softmaxlab.operators import parse
 
 TARGET = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.uint8: "*u8", torch.int32: "*i32"}
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+}
 
 
 def launches(call: Callable[[], object]) -> list[tuple[JITFunction, ASTSource, dict]]:
@@ -70,7 +76,12 @@ def resources(source: ASTSource, options: dict) -> dict:
     found = {name.lower(): int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")}
     ops = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", sass.stdout, re.M)
     count = {op: ops.count(op) for op in ("HGMMA", "HMMA", "MUFU", "FMUL", "FFMA", "FADD", "SHFL", "BAR", "LDL", "STL")}
-    return {"shared": kernel.metadata.shared, **found, "instructions": len(ops), **{k: v for k, v in count.items() if v}}
+    return {
+        "shared": kernel.metadata.shared,
+        **found,
+        "instructions": len(ops),
+        **{k: v for k, v in count.items() if v},
+    }
 
 
 def report(

@@ -34,22 +34,30 @@ SCRATCH = 2**26
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, and stages of its load pipeline."""
+    """Shape of a launch.
+
+    Attributes:
+        m, n: queries and keys of a tile of scores.
+        warps: of a program.
+        stages: of its load pipeline.
+        columns: of the values that a program takes at most: more leave registers for nothing else.
+    """
 
     m: int
     n: int
     warps: int
     stages: int
+    columns: int = 128
 
 
 #: By parts of an operand and the padded head dimension.
 TILES = {
     (1, 64): Tile(128, 64, 8, 3),
-    (1, 128): Tile(128, 64, 8, 3),
-    (1, 256): Tile(64, 64, 4, 2),
-    (2, 64): Tile(128, 64, 8, 3),
-    (2, 128): Tile(64, 64, 4, 2),
-    (2, 256): Tile(64, 32, 4, 2),
+    (1, 128): Tile(128, 64, 8, 2),
+    (1, 256): Tile(128, 32, 8, 2),
+    (2, 64): Tile(128, 64, 8, 2),
+    (2, 128): Tile(64, 32, 4, 2),
+    (2, 256): Tile(64, 16, 4, 2),
     (3, 64): Tile(128, 64, 8, 2),
     (3, 128): Tile(64, 32, 4, 2),
     (3, 256): Tile(64, 16, 4, 2),
@@ -213,13 +221,14 @@ class _Call:
         scalars = (*self.plan.scalars, *[0.0] * 6)[:6]
         flags = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
                  "RECON": "", "LINEAR": False} | self.plan.flags  # fmt: skip
-        forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m))](
+        columns = min(self.block_dims[1], self.tile.columns)
+        forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m), -(-self.value_dim // columns))](
             self.query, self.key, self.value, out, self.mask, self.extents, given, self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
             float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *scalars,
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
-            M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, DV=self.value_dim, BLOCK_DV=self.block_dims[1],
+            M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, DV=self.value_dim, BLOCK_DV=columns,
             **flags, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out

@@ -119,7 +119,10 @@ def forward(
     MAP: tl.constexpr, ANCHOR: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr,
     DROP: tl.constexpr, DEGREE: tl.constexpr, UNIFORM: tl.constexpr, RECON: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one block of M queries of one head. Grid: (batch · heads, blocks of queries)."""
+    """Attention of a block of M queries of one head, some columns of it.
+
+    Grid: (batch · heads, blocks of queries, blocks of columns).
+    """
     z = tl.program_id(0).to(tl.int64)
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # under a causal mask the longest rows begin first
     batch, head = z // n_heads, z % n_heads
@@ -129,7 +132,8 @@ def forward(
     out += batch * o_batch + head * DV
     mask += batch * mask_batch
     rows = block * M + tl.arange(0, M)
-    columns, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    columns = tl.arange(0, BLOCK_D)
+    v_columns = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
     q0, q1, q2 = queries(q, rows, q_row, n_queries, columns, scale, PARTS, DTYPE, D, BLOCK_D, FOLD)
     if MASKED:  # every visited tile reads the mask
         at = extents + (tl.where(mask_batch == 0, 0, batch) * tl.num_programs(1) + block) * 2

@@ -122,9 +122,7 @@ def grid_value(index, C, K, c3, c4, LINEAR: tl.constexpr, UNIFORM: tl.constexpr)
 
 
 @triton.jit
-def grid_weights(
-    s, low, C, K, c0, c1, c2, c3, c4, RECON: tl.constexpr, LINEAR: tl.constexpr, UNIFORM: tl.constexpr
-):
+def grid_weights(s, low, C, K, c0, c1, c2, c3, c4, RECON: tl.constexpr, LINEAR: tl.constexpr, UNIFORM: tl.constexpr):
     """Weights on the full-range grid.
 
     Args:

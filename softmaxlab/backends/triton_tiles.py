@@ -43,7 +43,7 @@ def parts_of(x, PARTS: tl.constexpr, DTYPE: tl.constexpr, FINITE: tl.constexpr):
 def tile(base, rows, stride, n_rows, columns, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, BOUND: tl.constexpr):
     """A (rows, columns) tile, 0 outside; BOUND says whether rows can be outside."""
     at = base + rows[:, None] * stride + columns[None, :]
-    if COLUMNS != BLOCK:
+    if COLUMNS % BLOCK != 0:
         if BOUND:
             return tl.load(at, mask=(rows[:, None] < n_rows) & (columns[None, :] < COLUMNS), other=0.0)
         return tl.load(at, mask=columns[None, :] < COLUMNS, other=0.0)
