@@ -43,14 +43,16 @@ def launches(call: Callable[[], object]) -> list[tuple[JITFunction, ASTSource, d
         signature, constants, attributes = {}, {}, {}
         for i, p in enumerate(self.params):
             value = bound[p.name]
-            if p.is_constexpr or (isinstance(value, int) and value == 1):
+            if p.is_constexpr or (isinstance(value, int) and value == 1 and not p.do_not_specialize):
                 signature[p.name], constants[(i,)] = "constexpr", value
                 continue
             if isinstance(value, torch.Tensor):
                 signature[p.name] = TYPES[value.dtype]
             else:
                 signature[p.name] = "fp32" if isinstance(value, float) else "i32"
-            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            if not p.do_not_specialize and (
+                isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+            ):
                 attributes[(i,)] = [["tt.divisibility", 16]]
         key = (self.fn.__name__, str(signature), str(constants), str(options))
         found[key] = (self, ASTSource(self, signature, constants, attributes), options)
@@ -75,7 +77,8 @@ def resources(source: ASTSource, options: dict) -> dict:
     text = usage.stdout + usage.stderr
     found = {name.lower(): int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")}
     ops = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", sass.stdout, re.M)
-    count = {op: ops.count(op) for op in ("HGMMA", "HMMA", "MUFU", "FMUL", "FFMA", "FADD", "SHFL", "BAR", "LDL", "STL")}
+    counted = ("HGMMA", "HMMA", "MUFU", "FMUL", "FFMA", "FADD", "SHFL", "BAR", "LDL", "STL")
+    count = {op: ops.count(op) for op in counted}
     return {
         "shared": kernel.metadata.shared,
         **found,
@@ -85,8 +88,8 @@ def resources(source: ASTSource, options: dict) -> dict:
 
 
 def report(
-    operator: str, *, dtype=torch.float32, dim: int = 64, context: int = 2048, mask: bool = False, softcap=None, tile=None,
-    precision: str = "split",
+    operator: str, *, dtype=torch.float32, dim: int = 64, context: int = 2048, mask: bool = False, softcap=None,
+    tile=None, precision: str = "split",
 ) -> dict[str, dict]:  # fmt: skip
     """Resources of every kernel that a call launches, by name."""
     q, k, v = (torch.empty(1, context, heads, dim, dtype=dtype).transpose(1, 2) for heads in (9, 3, 3))

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels on a CPU, with a GPU's arithmetic. Import before anything that imports Triton.
+"""Triton's interpreter, which runs kernels on a CPU, with a GPU's arithmetic. Import it before what imports Triton.
 
 Triton 3.6's own keeps BF16 numbers as their bits and multiplies those, truncates where hardware rounds to nearest,
 rounds twice in an FMA, and lets NaN through a plain maximum.

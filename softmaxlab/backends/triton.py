@@ -14,6 +14,8 @@ Infinite queries or keys give NaN here in some rows where the reference gives 0 
 from __future__ import annotations
 
 import importlib.util
+import math
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -68,7 +70,7 @@ def supports(
     query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mask: Tensor | None = None
 ) -> str | None:
     """None where `attend` can compute these, else one clause that says why not. Arguments as there."""
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "Triton is not installed"
     if not _interpreted():
         if query.device.type != "cuda":
@@ -118,9 +120,16 @@ def attend(
         raise LabError(f"the Triton backend cannot compute this: {reason}")
     if not scaling > 0:
         raise LabError(f"scaling is {scaling}, but the Triton backend needs it above 0")
-    call = _Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
-    given = call.thresholds() if call.plan.kept is not None else call.empty
-    return call.forward(given)
+    # Triton launches on the current device, which need not be that of the tensors.
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        call = _Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
+        given = call.thresholds() if call.plan.kept is not None else call.empty
+        return call.forward(given)
+
+
+@lru_cache(maxsize=1)
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
@@ -128,6 +137,12 @@ def _interpreted() -> bool:
     from triton import knobs
 
     return knobs.runtime.interpret
+
+
+def _tile(plan: Plan, parts: int, dim: int) -> Tile:
+    tile = TILES[parts, dim]
+    # Two edges and two weights a key: a smaller tile keeps them in registers.
+    return tile._replace(n=min(tile.n, 32)) if plan.flags.get("RECON") == "lerp" and dim > 64 else tile
 
 
 class _Call:
@@ -158,9 +173,9 @@ class _Call:
         self.precision = "ieee" if precision == "split" else precision
         plain = precision != "split" and query.dtype == torch.float32
         self.parts = 1 if plain else PARTS[query.dtype]
-        self.tile = tile or TILES[3 if plain else self.parts, max(64, *self.block_dims)]
+        self.tile = tile or _tile(plan, 3 if plain else self.parts, max(64, *self.block_dims))
         # A power of two goes into the queries, exactly.
-        self.fold = torch.tensor(scaling).frexp().mantissa.item() == 0.5
+        self.fold = math.frexp(scaling)[0] == 0.5
         self.scaling = scaling
         if plain:
             self.dtype = "float32"

@@ -107,7 +107,7 @@ def second_walk(
     return acc, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_heads", "group", "n_queries", "n_keys"])
 def forward(
     q, k, v, out, mask, extents, given, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,

@@ -112,10 +112,7 @@ def power_of_two(n):
 @triton.jit
 def grid_value(index, C, K, c3, c4, LINEAR: tl.constexpr, UNIFORM: tl.constexpr):
     """Weight at edge `index`: exp(level − C), or level/C. The level is measured from the top."""
-    if UNIFORM:
-        below_top = (index - K) * c3
-    else:
-        below_top = c4 - c4 * tl.exp2((K - index) * c3)
+    below_top = (index - K) * c3 if UNIFORM else c4 - c4 * tl.exp2((K - index) * c3)
     if LINEAR:
         return below_top + 1
     return tl.exp2((C * LOG2E)[:, None] * below_top)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
 from softmaxlab.operators import (
     H15,
     SQ,

@@ -14,7 +14,7 @@ from softmaxlab.backends.triton_maps import MINUS_INFINITY
 from softmaxlab.backends.triton_tiles import queries, scores, visible
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_heads", "group", "first_query", "n_rows", "n_queries", "n_keys"])
 def write_scores(
     q, k, mask, scratch, k_part, q_batch, q_head, q_row, k_batch, k_head, k_row, mask_batch, mask_row,
     n_heads, group, first_query, n_rows, n_queries, n_keys, width, scale, softcap,
@@ -45,7 +45,7 @@ def write_scores(
         tl.store(at, tl.where(valid, s, MINUS_INFINITY), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "first_query", "n_rows", "n_queries", "n_keys"])
 def select(
     scratch, kept, out, first_row, first_query, n_rows, n_queries, n_keys, width,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,

@@ -123,7 +123,7 @@ def scores(
     return s
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_heads", "n_keys"])
 def split(
     k, v, k_out, v_out, k_batch, k_head, k_row, v_batch, v_head, v_row, k_part, v_part, n_heads, n_keys,
     PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -152,7 +152,7 @@ def split(
         tl.store(at + 2 * v_part, c, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_queries", "n_keys"])
 def extents(mask, out, mask_batch, mask_row, n_queries, n_keys, M: tl.constexpr, N: tl.constexpr):
     """First visible key of each block of M queries, and one past the last. Grid: (blocks, masks). out: (…, 2)."""
     batch = tl.program_id(1).to(tl.int64)
