@@ -264,9 +264,9 @@ if texts:
 # | masked weights | nothing leaks through the mask | 0, within the least number of the format |
 # | $L_1$ of a row, residual | the same, as the paper states it | rounding |
 # | ratio to A0, normalised | the operator's envelope $[a, b]$, independent of our reference | $[a - b, b - a]$ |
-# | ratio, less the shift at the row maximum | the same, unnormalised | $[a, b]$ and rounding |
+# | ratio, less the shift at the row maximum | the same, unnormalised | $[a, b]$, what the operator is off next to its anchor, and rounding |
 # | row sums | numerator and denominator use the same weights | 1, within rounding |
-# | row maximum attained | the operator keeps the order | every row |
+# | row maximum attained | the operator keeps the order | every row, up to what the operator is off next to its anchor |
 # | output, random values | the whole path: GQA, both head dimensions, soft-cap, odd lengths | twice the stock kernel's own error, and what the intervals leave open |
 # | log-sum-exp | the scale was put where it belongs, and only there | the interval |
 # | fully masked rows | what a caller may rely on | output 0, log-sum-exp −∞ |

@@ -1,7 +1,7 @@
 """Tiles of operands and their products, for the Triton kernels; and what is prepared for them once a call.
 
 Products of FP32 numbers run on the BF16 tensor cores, each number split into three BF16 parts (24 bits, exactly) and
-six of the nine products added, smallest first: what is left out is 2^−26 of a product. FP16 needs two parts. Operands
+six of the nine products added, smallest first: what is left out is 2^−25 of a product. FP16 needs two parts. Operands
 in BF16 are one part, and exact. Weights are split likewise, into as many parts as their map needs: a lattice of at
 most 7 fractional bits is exact in one.
 """
