@@ -195,13 +195,13 @@ def _grid(operator: Grid) -> Plan:
     K, R = operator.K, operator.R
     uniform = K == 1 or R == 1
     log_rho = 0.0 if uniform else -math.log(R) / (K - 1)
-    offset = 0.0
-    if operator.recon == "nearest":  # of an interval's middle from the edge above it, in intervals
-        offset = 0.5 if uniform else 1 - math.log((1 + math.exp(log_rho)) / 2) / log_rho
     slope, span = (K, 0.0) if uniform else (1 / log_rho, math.expm1(K * log_rho))
-    recon = {"nearest": rows.NEAREST, "upper": rows.UPPER, "lerp": rows.LERP}[operator.recon]
+    # Where in an interval the upper edge takes over, its own length being 1: for `upper` at once.
+    half = 0.5 if uniform else math.log((1 + math.exp(log_rho)) / 2) / log_rho
+    middle = half if operator.recon == "nearest" else 0.0
+    recon = rows.LERP if operator.recon == "lerp" else rows.EDGE
     edges = edge_fractions(K, R)
-    a = np.array([K, recon, operator.map == "linear", uniform, slope, span, offset], np.float32)
+    a = np.array([K, recon, operator.map == "linear", uniform, slope, span, middle], np.float32)
     return Plan(rows.GRID, a, table=torch.cat([edges, edges - 1]).float().numpy())
 
 

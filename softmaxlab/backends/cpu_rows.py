@@ -13,7 +13,6 @@ import math
 import numpy as np
 
 from softmaxlab.backends.cpu_scalar import (
-    HALF,
     INF,
     MINUS_INF,
     ONE,
@@ -33,14 +32,15 @@ from softmaxlab.backends.cpu_scalar import (
     nearest,
     number,
     power,
-    product,
     steps,
     tanh,
 )
 
 # Which map; `cpu.plan` says what it puts into `a` (FP32), `b` (FP64), `table` (FP32) and `kept` (INT64).
-EXP, POWERS, LINE, LINE_STEPS, POLYNOMIAL, MEAN, TOP, GRID, ABSOLUTE, ABSOLUTE_TOP, ABSOLUTE_LINE, PROBABILITY = range(12)
-NEAREST, UPPER, LERP = range(3)
+EXP, POWERS, LINE, LINE_STEPS, POLYNOMIAL, MEAN, TOP, GRID, ABSOLUTE, ABSOLUTE_TOP, ABSOLUTE_LINE, PROBABILITY = range(
+    12
+)
+EDGE, LERP = range(2)
 _TOP_BIT = I(0x7FFFFFFF)
 _INF_BITS = I(0x7F800000)
 _SIGN = I(31)
@@ -213,12 +213,12 @@ def kth_largest(s, k, low, high):
 
 
 @inlined
-def grid(s, top, low, K, recon, linear, uniform, slope, span, offset, table, index, levels):
+def grid(s, top, low, K, recon, linear, uniform, slope, span, middle, table, index, levels):
     """The levels of the full-range grid; `table` has the edges and the edges − 1, `levels` is room for two such rows.
 
-    The index of an edge is floor(log1p(t·span)/log ρ + offset), in uniform grids floor(t·K + offset). For the nearest
-    edge the offset puts the middle of an interval, at which the upper edge is nearer, on a whole number: on this scale
-    it lies alike in all of them. Indices come first, then look-ups, because a loop with both is not vectorised.
+    A key is at y = log1p(t·span)/log ρ intervals, t·K in uniform grids, and its lower edge at ⌊y⌋. The nearest edge is
+    the upper one from y − ⌊y⌋ = `middle` on: on this scale the middle of an interval lies alike in all of them. Indices
+    come first, then look-ups, because a loop with both is not vectorised.
     """
     C = top - low
     total = ZERO
@@ -232,7 +232,7 @@ def grid(s, top, low, K, recon, linear, uniform, slope, span, offset, table, ind
     for j in range(K):  # of the weight, over an interval
         rise[j] = (value[j + 1] - value[j]) / (edges[j + 1] - edges[j])
     rise[K] = ZERO
-    last = F(K if recon == NEAREST else K - 1)
+    last = F(K - 1 if recon == LERP else K)
     if recon == LERP:
         for i in range(s.size):
             t = (s[i] - low) / C
@@ -248,14 +248,17 @@ def grid(s, top, low, K, recon, linear, uniform, slope, span, offset, table, ind
     else:
         if uniform:
             for i in range(s.size):
-                s[i] = floor((s[i] - low) / C * slope + offset)
+                y = (s[i] - low) / C * slope
+                n = floor(y)
+                s[i] = n + (ONE if y - n >= middle else ZERO)
         else:
             for i in range(s.size):
-                s[i] = floor(log1p((s[i] - low) / C * span) * slope + offset)
-        up = I(1 if recon == UPPER else 0)
+                y = log1p((s[i] - low) / C * span) * slope
+                n = floor(y)
+                s[i] = n + (ONE if y - n >= middle else ZERO)
         for i in range(s.size):
             n = s[i] if s[i] > ZERO else ZERO
-            s[i] = value[I(n if n < last else last) + up]
+            s[i] = value[I(n if n < last else last)]
     for i in range(s.size):
         total = add(total, s[i])
     return total
@@ -341,9 +344,7 @@ def row(s, kind, a, b, table, kept, index, levels):
     elif kind == TOP:
         total = support(s, top, kth_largest(s, kept[s.size], low, top), a[0] > ZERO)
     elif kind == GRID:
-        total = grid(
-            s, top, low, I(a[0]), I(a[1]), a[2] > ZERO, a[3] > ZERO, a[4], a[5], a[6], table, index, levels
-        )
+        total = grid(s, top, low, I(a[0]), I(a[1]), a[2] > ZERO, a[3] > ZERO, a[4], a[5], a[6], table, index, levels)
     elif kind == ABSOLUTE:
         total = absolute(s, top, b[0], b[1] > 0)
     elif kind == ABSOLUTE_LINE:
@@ -354,7 +355,9 @@ def row(s, kind, a, b, table, kept, index, levels):
 
 
 @compiled
-def tile(scores, key, query, queries, first, last, mask, scaling, softcap, normalised, kind, a, b, table, kept, room, sums):
+def tile(
+    scores, key, query, queries, first, last, mask, scaling, softcap, normalised, kind, a, b, table, kept, room, sums
+):
     """Scores to weights in place, and the row sums.
 
     Args:

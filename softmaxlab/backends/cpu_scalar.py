@@ -43,7 +43,9 @@ _LOG = tuple(
         3.3333331174e-1,
     )
 )
-_TANH = tuple(F(c) for c in (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1))
+_TANH = tuple(
+    F(c) for c in (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+)
 
 
 def cache_dir() -> Path | None:
@@ -209,10 +211,10 @@ def steps(d, high, low):
     """
     y, rest = product(d, high, low)
     n = nearest(y)
-    r = (y - n) + rest
-    up = ONE if r > HALF else ZERO
-    down = ONE if r < -HALF else ZERO
-    return n + up - down, r - up + down
+    r = y - n  # exact, and so is r ∓ ½ where it is small: `rest` decides close to a tie
+    up = ONE if (r - HALF) + rest > ZERO else ZERO
+    down = ONE if (r + HALF) + rest < ZERO else ZERO
+    return n + up - down, (r - up + down) + rest
 
 
 def pair(c: float) -> tuple[np.float32, np.float32]:
