@@ -1,5 +1,6 @@
 # make book   execute the chapters and build the pages: book/_build/html/index.html
 # make test   lint and run the tests
+# make bench  time every operator beside torch's attention on this CPU: results/bench
 # make lab    open the chapters in JupyterLab
 # make clean  remove what a build made (clean-all: the environment too)
 #
@@ -7,11 +8,13 @@
 # make book PYTHON=python3.12
 
 PYTHON ?= python3
+# Arguments of the benchmark, as in make bench BENCH="--device cuda --context 2048 16384 --dtype bfloat16"
+BENCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: book test lab setup clean clean-all
+.PHONY: book test bench lab setup clean clean-all
 .DELETE_ON_ERROR:
 
 book: setup
@@ -21,6 +24,9 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2
+
+bench: setup
+	$(BIN)/softmaxlab bench operators $(BENCH)
 
 lab: setup
 	mkdir -p $(VENV)/share/jupyter/lab/settings

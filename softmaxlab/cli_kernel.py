@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input
 
 bench = App(name="bench", default_parameter=Parameter(negative=()))
-bench.help = "Time, energy and counters of FlashAttention-4's kernel with another exponential, on this machine's GPU."
+bench.help = (
+    "Time, energy and counters of FlashAttention-4's kernel with another exponential, on this machine's GPU; and the "
+    "cost of operators beside torch's attention, on GPU or CPU."
+)
 
 
 def mount(app: App) -> None:
@@ -236,6 +239,74 @@ def timeline(
         cells or ["quick"], kernels or ["h15"], results=where, rehearse=rehearse, limit=limit, **fewer
     )
     _end("timeline", outcome, where, rehearse)
+
+
+@bench.command
+def operators(
+    *,
+    device: str = "cpu",
+    backend: Kernels = None,
+    context: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
+    dtype: Kernels = None,
+    operators: Kernels = None,
+    attention_only: bool = False,
+    rounds: int = 7,
+    again: bool = False,
+    memory: Annotated[bool, Parameter(negative="--no-memory")] = True,
+    limit: float = 0,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    results: str = "results",
+) -> None:
+    """What each operator costs beside torch's sdpa, in interleaved rounds; what is stored is not measured again.
+
+    Parameters
+    ----------
+    device
+        cpu or cuda.
+    backend
+        fused, reference, …; fused if none is given.
+    context
+        Tokens, e.g. 2048 8192 16384 32768; 2048 if none is given.
+    dtype
+        float32, bfloat16; float32 if none is given.
+    operators
+        Text forms; a set of all families if none is given.
+    attention_only
+        Leave out the passes of the whole embedded model.
+    rounds
+        Of each case; the ratio is their median.
+    again
+        Measure what is stored too.
+    memory
+        Read peak memory.
+    limit
+        Seconds after which it stops; the same command goes on from there.
+    as_json
+        What is stored of the device, as JSON.
+    results
+        Folder of the record.
+    """
+    from softmaxlab.bench import operator_rows
+    from softmaxlab.bench import operators as program
+
+    outcome = program.run(
+        device=device,
+        contexts=context or [2048],
+        dtypes=dtype or ["float32"],
+        modes=["attention"] if attention_only else program.MODES,
+        operators=operators or program.OPERATORS,
+        names=backend or ["fused"],
+        rounds=rounds,
+        again=again,
+        memory=memory,
+        limit=limit,
+        results=results,
+    )
+    rows = operator_rows.stored(results, [device])
+    print(json.dumps(rows, indent=1) if as_json else operator_rows.text(rows))
+    print(outcome, file=sys.stderr if as_json else sys.stdout)
+    if outcome.partial:
+        sys.exit(PARTIAL)
 
 
 @bench.command

@@ -264,13 +264,14 @@ def test_what_it_does_not_do_it_says(monkeypatch):
     softmax = Softmax()
     assert "no map for rescue" in cpu.supports(q, k, v, Rescue(softmax))
     assert "no map for grid" in cpu.supports(q, k, v, parse("grid(K=100000)"))
+    assert "no map for grid" in cpu.supports(q, k, v, parse("grid(K=2,R=1e9)"))
     assert "float32 or bfloat16" in cpu.supports(q.half(), k.half(), v.half(), softmax)
     assert "not causal" in cpu.supports(q[:, :, :5], k, v, softmax)
     assert "bool mask" in cpu.supports(q, k, v, softmax, mask=torch.zeros(1, 1, N, N))
     assert "gradients" in cpu.supports(q.requires_grad_(), k, v, softmax)
     with torch.no_grad():
         assert cpu.supports(q, k, v, softmax) is None
-    monkeypatch.setattr(cpu, "rows", None)
+    monkeypatch.setattr(cpu, "_MISSING", "the CPU backend needs Numba")
     assert "Numba" in cpu.supports(q.detach(), k, v, softmax)
 
 

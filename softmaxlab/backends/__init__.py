@@ -1,19 +1,20 @@
 """Backends compute an operator's attention; the operator's meaning is the same on each of them.
 
 A backend is a function `attend(query, key, value, operator, *, scaling, softcap, mask, layer) -> Tensor`.
-`reference` is the specification; every other backend is tested against it. The kernel's semantics are a family of
-backends, named by their text form, e.g. `online(tile=128,tau=8)` (see `softmaxlab.online`), and so is FlashAttention-4,
-e.g. `fa4(variant=h15,arch=sm_90)` (see `softmaxlab.backends.fa4`).
+`reference` is the specification; every other backend is tested against it. `fused` is the fast one. The kernel's
+semantics are a family of backends, named by their text form, e.g. `online(tile=128,tau=8)` (see
+`softmaxlab.online`), and so is FlashAttention-4, e.g. `fa4(variant=h15,arch=sm_90)` (see `softmaxlab.backends.fa4`).
 """
 
 from collections.abc import Callable
 
 from softmaxlab.errors import LabError
 
-from . import reference, variants
+from . import fused, reference, variants
 
 BACKENDS: dict[str, Callable] = {
     "reference": reference.attend,
+    "fused": fused.attend,
     "reference-search": variants.search,
     "reference-chunked": variants.chunked,
     "reference-float64": variants.float64,

@@ -1,10 +1,10 @@
 """The CPU backend: a tile of scores stays in cache between its two matrix products, and the map on it is compiled.
 
-A task is one head and a run of queries over all of their keys. It takes torch's matrix product, the operator's map in
-one pass over each row (`cpu_rows`, compiled by Numba) and torch's product again. Tasks are spread over as many threads
-as torch has; inside a task everything is single-threaded, so there is one pool of threads at work and no second
-OpenMP. What a task computes does not depend on which thread takes it, so runs reproduce bit by bit, whatever the
-number of threads.
+A task is the heads that share a key head and a run of queries, over all the keys these see. It takes torch's matrix
+product, the operator's map row by row (`cpu_tiles`, compiled by Numba) and torch's product again. Tasks are spread over
+as many threads as torch has; inside a task everything is single-threaded, so one pool of threads is at work and there
+is no second OpenMP. What a task computes does not depend on which thread takes it, so runs reproduce bit by bit,
+whatever the number of threads.
 
 The first call compiles the maps, some seconds, and keeps them in the project's cache folder.
 """
@@ -12,67 +12,32 @@ The first call compiles the maps, some seconds, and keeps them in the project's 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field
-from functools import lru_cache
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from softmaxlab.operators import (
-    H15,
-    SQ,
-    FA4Poly,
-    Grid,
-    ILPoT,
-    ILPoTH15,
-    ILPoTHA,
-    Log2P,
-    LogSqrt2P,
-    MeanThreshold,
-    Operator,
-    Packed,
-    PoT,
-    RowmaxPoT,
-    S,
-    Softmax,
-    Temperature,
-    TopK,
-)
-from softmaxlab.operators.grid import edge_fractions
-from softmaxlab.operators.polynomial import COEFFICIENTS
+from softmaxlab.operators import Operator
 from softmaxlab.operators.support import kept_counts
 
 try:
-    from softmaxlab.backends import cpu_rows as rows
+    from softmaxlab.backends import cpu_tiles
+    from softmaxlab.backends.cpu_plan import Plan, plan
 
     _MISSING = ""
 except ImportError as error:  # no wheel of Numba for this system
-    rows, _MISSING = None, str(error)
+    _MISSING = f"the CPU backend needs Numba, which cannot be imported ({error})"
 
 #: Scores of a tile: 1 MiB, so that it stays in a core's own cache.
 ELEMENTS = 2**18
 #: Rows of a tile: fewer than the least make the products slow, more than the most waste work on the diagonal.
 LEAST, MOST = 48, 192
 DTYPES = (torch.float32, torch.bfloat16)
-LARGEST_GRID = 4096
-LARGEST_M = 2.0**14
 _NONE = np.empty((0, 0), dtype=np.bool_)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the compiled maps need to know of an operator: kind and numbers, as each map in `cpu_rows` reads them."""
-
-    kind: int
-    a: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))
-    b: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    table: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    fraction: float = 0.0
 
 
 def attend(
@@ -120,8 +85,8 @@ def supports(
     query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mask: Tensor | None = None
 ) -> str | None:
     """None if `attend` computes this, else one clause that says why not."""
-    if rows is None:
-        return f"the CPU backend needs Numba, which cannot be imported ({_MISSING})"
+    if _MISSING:
+        return _MISSING
     if any(t.device.type != "cpu" for t in (query, key, value)):
         return f"the CPU backend computes on the CPU, and the query is on {query.device}"
     if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
@@ -137,72 +102,6 @@ def supports(
     except NotImplementedError as error:
         return str(error)
     return None
-
-
-@lru_cache(maxsize=256)
-def plan(operator: Operator) -> Plan:
-    """The map of an operator. Raises NotImplementedError, with one clause, where there is none."""
-
-    def floats(*values: float) -> np.ndarray:
-        return np.array(values, np.float32)
-
-    def slope(steps: float) -> tuple[float, float]:
-        """Steps of a nat, steps per octave given, in two FP32."""
-        high = float(np.float32(steps / math.log(2)))
-        return high, steps / math.log(2) - high
-
-    match operator:
-        case Softmax():
-            return Plan(rows.EXP, floats(1))
-        case Temperature(alpha=alpha):
-            return Plan(rows.EXP, floats(alpha))
-        case PoT(m=m) if 1 / LARGEST_M <= m <= LARGEST_M:
-            high = float(np.float32(m))
-            return Plan(rows.POWERS, floats(*slope(m), high, m - high, 1 / m, -math.floor(126 * m), 0))
-        case RowmaxPoT(K_max=most, tail=tail):
-            held = most <= 126 and tail == "clamp"
-            return Plan(rows.POWERS, floats(*slope(1), 1, 0, 1, -min(most, 126), held))
-        case S(clamp=clamp):
-            return Plan(rows.LINE, floats(*slope(1), 2.0**-126 if clamp == "paper" else 0))
-        case H15(clamp=clamp) | SQ(clamp=clamp):
-            k = getattr(operator, "k", 1)
-            least = -126 if clamp == "paper" else -127
-            return Plan(rows.LINE_STEPS, floats(*slope(2**k), k, least * 2**k, 127))
-        case Packed(k=k):
-            b = operator.bias
-            return Plan(rows.LINE_STEPS, floats(*slope(2**k), k, -b * 2**k, b))
-        case FA4Poly(degree=degree):
-            return Plan(rows.POLYNOMIAL, floats(*slope(1), *(*COEFFICIENTS[degree], 0, 0)[1:4]))
-        case MeanThreshold(weights=weights):
-            return Plan(rows.MEAN, floats(weights == "uniform"))
-        case TopK(f=f, weights=weights):
-            return Plan(rows.TOP, floats(weights == "uniform"), fraction=f)
-        case Grid(K=K) if K <= LARGEST_GRID:
-            return _grid(operator)
-        case ILPoT():
-            return Plan(rows.ABSOLUTE, b=np.array([1.0, 0]))
-        case ILPoTHA():
-            return Plan(rows.ABSOLUTE, b=np.array([2.0, 1]))
-        case ILPoTH15():
-            return Plan(rows.ABSOLUTE_LINE)
-        case Log2P() | LogSqrt2P():
-            drop = operator.tail == "drop"
-            return Plan(rows.PROBABILITY, b=np.array([operator.steps, 2.0**operator.bits - 1, drop]))
-    raise NotImplementedError(f"the CPU backend has no map for {operator}")
-
-
-def _grid(operator: Grid) -> Plan:
-    K, R = operator.K, operator.R
-    uniform = K == 1 or R == 1
-    log_rho = 0.0 if uniform else -math.log(R) / (K - 1)
-    slope, span = (K, 0.0) if uniform else (1 / log_rho, math.expm1(K * log_rho))
-    # Where in an interval the upper edge takes over, its own length being 1: for `upper` at once.
-    half = 0.5 if uniform else math.log((1 + math.exp(log_rho)) / 2) / log_rho
-    middle = half if operator.recon == "nearest" else 0.0
-    recon = rows.LERP if operator.recon == "lerp" else rows.EDGE
-    edges = edge_fractions(K, R)
-    a = np.array([K, recon, operator.map == "linear", uniform, slope, span, middle], np.float32)
-    return Plan(rows.GRID, a, table=torch.cat([edges, edges - 1]).float().numpy())
 
 
 # Which keys a query sees, and the tasks
@@ -225,7 +124,7 @@ def _visible(mask: Tensor | None, batch: int, n_queries: int, n_keys: int) -> li
     seen = []
     for one in mask[:, 0].expand(-1, n_queries, n_keys).contiguous().numpy():
         first, last = np.empty(n_queries, np.int64), np.empty(n_queries, np.int64)
-        holes = rows.ranges(one, first, last)
+        holes = cpu_tiles.ranges(one, first, last)
         seen.append(_Seen(first, last, one if holes else _NONE))
     return seen * batch if len(seen) == 1 else seen
 
@@ -266,7 +165,7 @@ class _Job:
         value: FP32, (batch, kv_heads, keys, dim).
         out: FP32, (batch, queries, heads, dim).
         visible: one entry for each of the batch.
-        plan, kept, numbers: as `cpu_rows.tile` takes them.
+        plan, kept, numbers: as `cpu_tiles.tile` takes them.
     """
 
     query: Tensor
@@ -298,9 +197,9 @@ class _Job:
                 torch.mm(q, self.key[b, h].narrow(1, low, high - low), out=tile)
                 ranges = seen.first, seen.last, seen.mask
                 maps = plan.kind, plan.a, plan.b, plan.table, self.kept
-                rows.tile(tile.numpy(), low, start, n, *ranges, *self.numbers, *maps, room, sums)
+                cpu_tiles.tile(tile.numpy(), low, start, n, *ranges, *self.numbers, *maps, room, sums)
                 pv = torch.mm(tile, self.value[b, h].narrow(0, low, high - low), out=product[: len(q)])
-                rows.finish(pv.numpy(), sums, self.out[b], start, h * group, n)
+                cpu_tiles.finish(pv.numpy(), sums, self.out[b], start, h * group, n)
 
 
 # Threads

@@ -6,6 +6,7 @@ sums that say so (`add`): the splits below rely on each rounding.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -49,8 +50,14 @@ _TANH = tuple(
 
 
 def cache_dir() -> Path | None:
-    """Where compiled code is kept: under `SOFTMAXLAB_CACHE`, or the user's cache; None where that is not writable."""
-    folder = Path(os.environ.get("SOFTMAXLAB_CACHE") or platformdirs.user_cache_dir("softmaxlab")) / "numba"
+    """Where compiled code is kept: under `SOFTMAXLAB_CACHE`, or the user's cache; None where that is not writable.
+
+    Each state of the sources has a folder: Numba itself sees a change of a function, but not of those that it calls.
+    """
+    sources = sorted(Path(__file__).parent.glob("cpu_*.py"))
+    state = hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
+    root = Path(os.environ.get("SOFTMAXLAB_CACHE") or platformdirs.user_cache_dir("softmaxlab")).expanduser()
+    folder = root / "numba" / state
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -1,0 +1,50 @@
+"""The fused backend: scores never leave fast memory between their two matrix products.
+
+One name for all devices: CUDA takes `triton`, the CPU `cpu`. What those do not compute goes to the reference, with one
+notice for each reason, so that a fused result means what the reference means.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+
+from torch import Tensor
+
+from softmaxlab.operators import Operator
+
+from . import reference
+
+MODULES = {"cuda": "triton", "cpu": "cpu"}
+#: Reasons of which this process has had its notice.
+told: set[str] = set()
+
+
+class FallbackNotice(UserWarning):
+    """A call was computed by the reference backend instead of a fused one."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mask: Tensor | None = None, **arguments):
+    """Attention with `operator` in the place of softmax; arguments and result as `reference.attend`."""
+    module = _module(query.device.type)
+    if isinstance(module, ModuleType):
+        why = module.supports(query, key, value, operator, mask=mask)
+        if why is None:
+            return module.attend(query, key, value, operator, mask=mask, **arguments)
+    else:
+        why = module
+    if why not in told:
+        told.add(why)
+        warnings.warn(f"the reference backend computes instead of the fused one: {why}", FallbackNotice, stacklevel=2)
+    return reference.attend(query, key, value, operator, mask=mask, **arguments)
+
+
+def _module(device: str) -> ModuleType | str:
+    """The device's implementation, or one clause that says why there is none."""
+    if device not in MODULES:
+        return f"there is no fused backend for {device}"
+    try:
+        return importlib.import_module(f"softmaxlab.backends.{MODULES[device]}")
+    except ImportError as error:
+        return f"the fused backend for {device} cannot be imported ({error})"

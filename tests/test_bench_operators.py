@@ -1,0 +1,131 @@
+"""The benchmark of operators: what it keeps, what it refuses, and that a stopped run goes on."""
+
+import json
+
+import pytest
+import torch
+
+from softmaxlab import backends
+from softmaxlab.backends import fused
+from softmaxlab.bench import operator_rows, operators
+from softmaxlab.bench.turns import Budget
+from softmaxlab.errors import LabError
+from softmaxlab.operators import parse
+
+SMALL = {"contexts": [64], "modes": ["attention"], "rounds": 3, "memory": False}
+
+
+def test_rows_are_kept_and_not_measured_again(tmp_path, monkeypatch):
+    run = lambda *texts, **more: operators.run(operators=texts, results=tmp_path, **SMALL | more)  # noqa: E731
+    first = run("softmax()", "h15()")
+    assert (first.done, first.total, first.partial) == (2, 2, False)
+    rows = operator_rows.load(first.path)
+    assert {r["operator"] for r in rows} == {"softmax()", "h15()"}
+    assert all(len(r["seconds"]) == len(r["sdpa_seconds"]) == 3 for r in rows)
+    assert all(r["torch"] == torch.__version__ and r["kind"] == "cpu" and len(r["source"]) == 12 for r in rows)
+
+    measured = []
+    real = operators.measure
+    monkeypatch.setattr(operators, "measure", lambda case, pairs, *a: measured.append(pairs) or real(case, pairs, *a))
+    run("softmax()", "pot(m=1)")
+    assert measured == [[("fused", "pot(m=1)")]]
+    run("softmax()", again=True, names=["reference", "fused"])
+    assert measured[1] == [("reference", "softmax()"), ("fused", "softmax()")]
+    assert len(operator_rows.load(first.path)) == 4
+    assert not list(first.path.parent.glob(".*"))  # neither a lock nor a half-written file
+
+
+def test_the_limit_keeps_whole_cases(tmp_path, monkeypatch):
+    stopped = operators.run(operators=["softmax()"], results=tmp_path, limit=1e-9, **SMALL)
+    assert stopped.partial and stopped.done == 0 and not stopped.path.exists()
+    case = operators.Case("attention", "float32", 32, 2, 1, 64)
+    assert operators.measure(case, [("fused", "softmax()")], "cpu", 3, Budget(1e-9), False) == []
+
+    # Let a call take a second, and let there be time for three rounds of two functions.
+    monkeypatch.setattr(operators, "timed", lambda call, device: 1.0)
+    budget = Budget(0)
+    monkeypatch.setattr(budget, "left", lambda: 8.0)
+    pairs = [("fused", text) for text in ("softmax()", "h15()", "s()", "pot(m=1)")]
+    rows = operators.measure(case, pairs, "cpu", 7, budget, False)
+    assert [r["operator"] for r in rows] == ["softmax()"]
+
+
+def test_a_ratio_pairs_the_rounds():
+    row = {"seconds": [2.0, 9.0, 4.0], "sdpa_seconds": [1.0, 3.0, 4.0], "peak_bytes": 2**20, "sdpa_peak_bytes": None}
+    row |= {"mode": "model", "case": "", "dtype": "float32", "context": 2048, "backend": "fused", "notices": []}
+    row |= {"operator": "h15()", "kind": "cpu", "device": "a CPU", "threads": 2}
+    found = operator_rows.summary(row)
+    assert (found["ratio"], found["low"], found["high"], found["rounds"]) == (2.0, 1.0, 3.0, 3)
+    assert (found["ms"], found["peak_mib"], found["sdpa_peak_mib"]) == (4000.0, 1.0, None)
+    assert operator_rows.verdict(found) == "≤ 1.4 missed"
+    assert operator_rows.target(row | {"backend": "reference"}) is None
+    assert operator_rows.target(row | {"context": 4096}) is None
+    assert operator_rows.target(row | {"operator": "softmax()"}) == 1.1
+    assert operator_rows.target(row | {"operator": "ilpot()"}) is None
+
+
+def test_peak_memory_grows_linearly_with_the_context():
+    call = None  # on the CPU a process of its own makes the call
+    peaks = [
+        operators.peak(operators.Case("attention", "float32", n, 4, 2, 64), ("fused", "softmax()"), "cpu", call)
+        for n in (2048, 8192)
+    ]
+    matrix = 4 * 8192**2 * 4
+    assert 2**20 < peaks[0] < peaks[1] < matrix / 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    (
+        (["--device", "tpu"], "tpu"),
+        (["--dtype", "float8"], "float8"),
+        (["--context", "1"], "context is 1"),
+        (["--rounds", "2"], "rounds is 2"),
+        (["--operators", "nonsense()"], "nonsense"),
+        (["--backend", "nonsense"], "nonsense"),
+        (["--limit", "-1"], "limit"),
+    ),
+)
+def test_bad_input_is_one_sentence(run, tmp_path, arguments, named):
+    code, out, err = run("bench", "operators", "--attention-only", "--results", tmp_path, *arguments)
+    assert code == 2 and named in err and err.count("\n") == 1 and not out
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_command_prints_what_is_stored(run, tmp_path):
+    arguments = ["--attention-only", "--context", 64, "--rounds", 3, "--no-memory", "--results", tmp_path]
+    code, out, _ = run("bench", "operators", *arguments, "--operators", "rescue(of=h15())", "--json")
+    (row,) = json.loads(out)
+    assert code == 0 and row["rounds"] == 3 and "no map for rescue" in row["notices"][0]
+    code, out, _ = run("bench", "operators", *arguments, "--operators", "rescue(of=h15())", "--limit", 100)
+    assert code == 0 and "no map for rescue" in out and "all 1 turns" in out
+
+
+def test_another_file_is_left_alone(tmp_path):
+    path = operator_rows.where(tmp_path, "cpu")
+    path.parent.mkdir()
+    path.write_text("{}")
+    with pytest.raises(LabError, match="move it away"):
+        operators.run(operators=["softmax()"], results=tmp_path, **SMALL)
+    assert path.read_text() == "{}"
+
+
+def test_the_status_page_shows_them(tmp_path):
+    from softmaxlab import status
+
+    assert "No benchmark" in status.operators_table(tmp_path)
+    operators.run(operators=["softmax()", "h15()"], results=tmp_path / "results", **SMALL)
+    text = status.operators_table(tmp_path)
+    assert "| fused | `h15()` |" in text and "attention/h9/kv3/d64/float32/64" in text
+    assert status.bench_table(tmp_path) == "No benchmark was recorded."
+
+
+def test_the_fused_backend_tells_once_of_what_it_does_not_do():
+    q = torch.randn(1, 2, 8, 64)
+    rescue = parse("rescue(of=h15())")
+    fused.told.clear()
+    with pytest.warns(fused.FallbackNotice, match="no map for rescue") as notices:
+        got = [backends.get("fused")(q, q, q, rescue, scaling=0.1) for _ in range(2)]
+    assert len(notices) == 1
+    assert torch.equal(got[0], backends.get("reference")(q, q, q, rescue, scaling=0.1))
+    assert backends.canonical("fused") == "fused"
