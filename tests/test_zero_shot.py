@@ -122,6 +122,28 @@ def test_without_an_operator_every_document_is_as_the_harness_has_it(padding, ti
     assert paired.perplexity(ours, "softmax()") == pytest.approx(perplexity, rel=1e-4)
 
 
+@pytest.mark.model
+def test_the_embedded_model_answers_as_the_harness_has_it(folder, run_lab):
+    """As above on a real model, in every prediction and every metric."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    names = ["lambada_openai", "arc_easy", "winogrande"]
+    ours = run_lab(["softmax()"], Setting(limit=4), tasks=names, results="")
+    work = models.load_model("smollm2-135m", device="cpu")
+    with harness_tasks.quiet():
+        lm = HFLM(pretrained=work.model, tokenizer=work.tokenizer, batch_size=8)
+        tasks = {name: harness_tasks.load_task(name, data=str(folder), limit=4).task for name in names}
+        theirs = lm_eval.evaluate(lm, {"tasks": tasks}, limit=4, bootstrap_iters=0, log_samples=True)
+    for name in names:
+        samples = sorted(theirs["samples"][name], key=lambda sample: sample["doc_id"])
+        for row, sample in zip(ours[ours.task == name].itertuples(), samples, strict=True):
+            lls = [ll for ll, _ in sample["filtered_resps"]]
+            assert np.allclose(row.loglikelihoods, lls, atol=2e-4)
+            assert row.acc == sample["acc"]
+            assert len(lls) == 1 or row.prediction == np.argmax(lls)
+
+
 BUILT_IN = {
     "lambada_openai": (
         "lambada/lambada_openai.yaml",
