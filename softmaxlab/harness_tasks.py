@@ -46,11 +46,18 @@ _CHOICES = {"winogrande": "context_options"}
 
 @dataclass(frozen=True)
 class Document:
-    """One question: its number, the harness's requests (one a choice), and the index of the right choice."""
+    """One question.
+
+    Attributes:
+        number: its place in the task.
+        requests: the harness's, one a choice.
+        lengths: characters of each choice, which acc_norm divides by.
+        gold: index of the right choice.
+    """
 
     number: int
-    doc: dict
     requests: list[Instance]
+    lengths: np.ndarray
     gold: int
 
 
@@ -73,8 +80,8 @@ class LoadedTask:
         for instance in task.instances:
             grouped.setdefault(instance.doc_id, []).append(instance)
         self.documents = [
-            Document(number, found[0].doc, sorted(found, key=lambda i: i.idx), self._gold(found[0].doc))
-            for number, found in sorted(grouped.items())
+            self._document(number, sorted(requests, key=lambda request: request.idx))
+            for number, requests in sorted(grouped.items())
         ]
 
     @cached_property
@@ -82,34 +89,40 @@ class LoadedTask:
         """SHA-256 over what is asked: every document's number, requests and right choice."""
         return parquet.digest([[d.number, [list(r.args) for r in d.requests], d.gold] for d in self.documents])
 
-    def _gold(self, doc: dict) -> int:
-        if self.task.OUTPUT_TYPE == "loglikelihood":
-            return 0  # one request: it is right when it is what the model would say
-        gold = self.task.doc_to_text(doc) if self.task.multiple_input else self.task.doc_to_target(doc)
-        return self.task.doc_to_choice(doc).index(gold) if isinstance(gold, str) else int(gold)
+    def _document(self, number: int, requests: list[Instance]) -> Document:
+        doc, task = requests[0].doc, self.task
+        if task.OUTPUT_TYPE == "loglikelihood":
+            return Document(number, requests, np.ones(1), 0)
+        choices = task.doc_to_choice(doc)
+        gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+        gold = choices.index(gold) if isinstance(gold, str) else int(gold)
+        return Document(number, requests, np.array([float(len(choice)) for choice in choices]), gold)
 
-    def record(self, document: Document, answers: Sequence[tuple[float, bool]]) -> dict:
-        """One row of a result: log-likelihoods, predictions, and the harness's own metrics of the document.
 
-        `prediction` is the choice with the largest log-likelihood, `prediction_norm` that with the largest one a
-        character. With a single request (LAMBADA) both are 0 if it is the greedy continuation, else −1.
-        """
-        lls = np.array([ll for ll, _ in answers], dtype=np.float64)
-        if len(answers) == 1:
-            prediction = normalised = 0 if answers[0][1] else -1
-        else:
-            lengths = [float(len(choice)) for choice in self.task.doc_to_choice(document.doc)]
-            prediction, normalised = int(np.argmax(lls)), int(np.argmax(lls / lengths))
-        scored = self.task.process_results(document.doc, list(answers))
-        return {
-            "document": document.number,
-            "loglikelihoods": lls.astype(np.float32).tolist(),
-            "prediction": prediction,
-            "prediction_norm": normalised,
-            "gold": document.gold,
-            "acc": float(scored["acc"]),
-            "acc_norm": float(scored.get("acc_norm", np.nan)),
-        }
+def record(document: Document, answers: Sequence[tuple[float, bool]]) -> dict:
+    """One row of a result: log-likelihoods, predictions, and the harness's acc and acc_norm of the document.
+
+    `prediction` is the choice with the largest log-likelihood, `prediction_norm` that with the largest one a
+    character. With a single request (LAMBADA) both are 0 if it is the greedy continuation, else −1.
+
+    Args:
+        document: the question.
+        answers: log-likelihood (nats) and greediness of each choice.
+    """
+    lls = np.array([ll for ll, _ in answers], dtype=np.float64)
+    if len(answers) == 1:
+        prediction = normalised = 0 if answers[0][1] else -1
+    else:
+        prediction, normalised = int(np.argmax(lls)), int(np.argmax(lls / document.lengths))
+    return {
+        "document": document.number,
+        "loglikelihoods": lls.astype(np.float32).tolist(),
+        "prediction": prediction,
+        "prediction_norm": normalised,
+        "gold": document.gold,
+        "acc": float(prediction == document.gold),
+        "acc_norm": float(normalised == document.gold),
+    }
 
 
 def load_task(name: str, *, data: str = "", limit: int = 0) -> LoadedTask:

@@ -255,7 +255,7 @@ class _Run:
         for condition in parsed.values():
             check_supported(work.model, condition)
         self.lm: FrozenLM = harness.FrozenLM(work.model, work.tokenizer, batch=setting.batch, padding=setting.padding)
-        self.pairs = [pair for task in tasks.values() for d in task.documents for pair in self.lm.tokens(d.requests)]
+        self.pairs = self.lm.tokens([r for task in tasks.values() for d in task.documents for r in d.requests])
         bos = work.tokenizer.bos_token_id
         self.made = {
             "date": datetime.date.today().isoformat(),
@@ -268,13 +268,15 @@ class _Run:
 
     def records(self, text: str, name: str) -> tuple[pd.DataFrame, dict]:
         """The records of one task under one condition, and how they were made."""
+        from softmaxlab.harness_tasks import record
+
         condition, documents = self.parsed[text], self.tasks[name].documents
         if text not in self.gates:
             self._gate(text, condition)
         with inject(self.lm.model, condition, backend=self.setting.backend) as injection:
             answers = iter(self.lm.loglikelihood([r for d in documents for r in d.requests], disable_tqdm=True))
             injection.check_reached()
-        rows = [self.tasks[name].record(d, [next(answers) for _ in d.requests]) for d in documents]
+        rows = [record(d, [next(answers) for _ in d.requests]) for d in documents]
         return pd.DataFrame(rows), {**self.made, "gate": self.gates[text], "gate_softmax": self.gates[BASELINE]}
 
     def _gate(self, text: str, condition: Condition) -> None:
