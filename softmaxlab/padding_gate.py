@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from softmaxlab.harness import FrozenLM, Pair
 
 #: Largest allowed difference in nats a token, by dtype: of two paddings; of batch and alone under exact softmax (the
-#: largest over requests), and under an operator (the median over requests).
-BOUNDS = {"float32": (1e-6, 1e-4, 1e-2), "bfloat16": (1e-6, 5e-2, 1e-1)}
+#: largest over requests), and under an operator (the median over requests). A logit of 16 to 32 has steps of 0.125 in
+#: bfloat16, so there only the first check is sharp.
+BOUNDS = {"float32": (1e-6, 1e-4, 1e-2), "bfloat16": (1e-6, 5e-1, 1e-1)}
 REQUESTS = 8
 
 

@@ -8,7 +8,8 @@ the unit. Tasks are not pooled, and nothing is adjusted for their number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from scipy import stats
 from softmaxlab.conditions import BASELINE
 from softmaxlab.errors import LabError
 from softmaxlab.statistics import Estimate, bootstrap
-from softmaxlab.zero_shot import METRICS, NAMES
+from softmaxlab.zero_shot_records import METRICS, NAMES
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Change:
 
     Attributes:
         score, baseline: share of documents answered right, in percent.
-        change: score − baseline in percentage points, with its paired bootstrap interval over documents.
+        differences: score − baseline of each document in percentage points, −100, 0 or 100.
         gained, lost: documents that only the condition, only the baseline answers right.
         p: two-sided p-value of McNemar's exact test: given that one of the two is right alone, each is so with
             probability 1/2. 1 where there is no such document.
@@ -35,7 +36,7 @@ class Change:
 
     score: float
     baseline: float
-    change: Estimate
+    differences: np.ndarray = field(repr=False)
     gained: int
     lost: int
     p: float
@@ -44,7 +45,17 @@ class Change:
     @property
     def n(self) -> int:
         """How many documents."""
-        return self.change.n_blocks
+        return len(self.differences)
+
+    @property
+    def points(self) -> float:
+        """score − baseline, in percentage points."""
+        return float(self.differences.mean())
+
+    @cached_property
+    def change(self) -> Estimate:
+        """`points` with its paired bootstrap interval over documents."""
+        return bootstrap(self.differences)
 
 
 def change(frame: pd.DataFrame, task: str, condition: str, baseline: str = BASELINE) -> Change:
@@ -68,7 +79,7 @@ def change(frame: pd.DataFrame, task: str, condition: str, baseline: str = BASEL
     return Change(
         score=100 * right.mean(),
         baseline=100 * before.mean(),
-        change=bootstrap(100 * (right - before)),
+        differences=100 * (right - before),
         gained=gained,
         lost=lost,
         p=p,
@@ -87,40 +98,6 @@ def loglikelihood_change(
     ours, theirs = (_records(frame, task, text) for text in (condition, baseline))
     _same_documents(task, ours, theirs)
     return bootstrap(_of_gold(theirs) - _of_gold(ours))
-
-
-def table(frame: pd.DataFrame, baseline: str = BASELINE) -> pd.DataFrame:
-    """Every task and condition of a frame against the baseline, one row each.
-
-    Returns:
-        Columns task, condition, documents, score, baseline (percent), change, low, high (percentage points), gained,
-        lost, p, flipped; the baseline itself is left out, and so are tasks that lack it.
-    """
-    rows = []
-    there = frame[["task", "condition"]].drop_duplicates().itertuples(index=False)
-    against = set(frame.loc[frame.condition == baseline, "task"])
-    for task, condition in there:
-        if condition == baseline or task not in against:
-            continue
-        found = change(frame, task, condition, baseline)
-        estimate = found.change
-        rows.append(
-            {
-                "task": task,
-                "condition": condition,
-                "documents": found.n,
-                "score": found.score,
-                "baseline": found.baseline,
-                "change": estimate.mean,
-                "low": estimate.low,
-                "high": estimate.high,
-                "gained": found.gained,
-                "lost": found.lost,
-                "p": found.p,
-                "flipped": found.flipped,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def score(frame: pd.DataFrame, task: str, condition: str) -> float:

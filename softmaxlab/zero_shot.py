@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,42 +24,19 @@ from softmaxlab.conditions import BASELINE, Condition, canonical
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import environment, find_results
 from softmaxlab.store import Store
+from softmaxlab.zero_shot_records import KIND, PROTOCOL, TASKS, check_tasks, tidy
+from softmaxlab.zero_shot_records import METRICS as METRICS
+from softmaxlab.zero_shot_records import TITLES as TITLES
+from softmaxlab.zero_shot_records import made as made
+from softmaxlab.zero_shot_records import settings as settings
+from softmaxlab.zero_shot_records import stored as stored
 
 if TYPE_CHECKING:
     from softmaxlab.harness import FrozenLM
     from softmaxlab.harness_tasks import LoadedTask
 
-KIND = "zero_shot"
-
-#: Part of every key. Raise it when the meaning of a stored record changes.
-PROTOCOL = 1
-
-#: The paper's tasks (C.1) and the metric of each in its Table C2.
-METRICS = {
-    "lambada_openai": "acc",
-    "hellaswag": "acc_norm",
-    "arc_easy": "acc_norm",
-    "arc_challenge": "acc_norm",
-    "piqa": "acc_norm",
-    "winogrande": "acc",
-}
-TITLES = {
-    "lambada_openai": "LAMBADA",
-    "hellaswag": "HellaSwag",
-    "arc_easy": "ARC-Easy",
-    "arc_challenge": "ARC-Challenge",
-    "piqa": "PIQA",
-    "winogrande": "WinoGrande",
-}
-TASKS = tuple(METRICS)
 BATCH = 8  # requests a forward pass, as in the paper (C.1)
 PADDING = "right"  # the harness's own side for log-likelihoods; the paper pads on the left
-
-#: Names that say what a record is of, in a tidy frame.
-NAMES = ("model", "dtype", "backend", "padding", "batch", "limit", "condition", "task")
-#: Columns of the tidy frame, one row a document.
-COLUMNS = (*NAMES, "document", "loglikelihoods", "prediction", "prediction_norm", "gold", "acc", "acc_norm")
-_NUMERIC = {"batch", "limit"}
 
 
 @dataclass(frozen=True)
@@ -110,17 +87,6 @@ def data_folder(data: str = "") -> str:
     return folder
 
 
-def check_tasks(tasks: Iterable[str]) -> list[str]:
-    """The tasks without repetition; LabError on an unknown one."""
-    wanted = list(dict.fromkeys(tasks))
-    for name in wanted:
-        if name not in METRICS:
-            raise LabError(f"unknown task {name!r}: known are {', '.join(TASKS)}")
-    if not wanted:
-        raise LabError(f"no task was given: name at least one of {', '.join(TASKS)}")
-    return wanted
-
-
 def evaluate(
     conditions: Iterable[str],
     setting: Setting | None = None,
@@ -169,55 +135,12 @@ def evaluate(
     if missing:
         if store:
             store.check_writable()  # before anything expensive
-        run = _Run(setting, parsed, loaded, device)
+        run = _Run(setting, parsed, loaded, device, source="local files" if folder else "hub")
         for at in tqdm(missing, unit="task", disable=None if progress else True, dynamic_ncols=True):
             found[at], provenance = run.records(*at)
             if store:
                 store.put_table(KIND, keys[at], found[at], provenance)
-    return _tidy((key, found[at]) for at, key in keys.items())
-
-
-def stored(
-    setting: Setting | None = None,
-    *,
-    conditions: Sequence[str] | None = None,
-    tasks: Iterable[str] = TASKS,
-    results: str = "results",
-) -> pd.DataFrame:
-    """Records that are stored under a setting, whatever is there; needs neither documents nor the harness.
-
-    Args:
-        setting, tasks, results: as `evaluate`.
-        conditions: text forms; None means all that are stored.
-
-    Returns:
-        Tidy frame as of `evaluate`; empty if nothing matches.
-
-    Raises:
-        LabError: two tables that the names cannot tell apart, e.g. of two versions of a task's documents.
-    """
-    setting = (setting or Setting()).checked()
-    wanted, only = check_tasks(tasks), None if conditions is None else canonical(list(conditions))
-    root = find_results(results)
-    tables, seen = [], {}
-    for key, table, _ in Store(root).tables(KIND) if root.is_dir() else ():
-        if key.get("protocol") != PROTOCOL or key["task"] not in wanted:
-            continue
-        if any(key[name] != value for name, value in setting.names().items()):
-            continue
-        if only is not None and key["condition"] not in only:
-            continue
-        other = seen.setdefault((key["condition"], key["task"]), key)
-        if other is not key:
-            differs = [name for name in key if key[name] != other.get(name)]
-            raise LabError(
-                f"two results of {key['task']} under {key['condition']} differ in {' and '.join(differs)}: "
-                f"remove one of them from {root / KIND}"
-            )
-        tables.append((key, table))
-    order = {name: i for i, name in enumerate(only or [])}
-    tables.sort(key=lambda e: (order.get(e[0]["condition"], 0), wanted.index(e[0]["task"])))
-    return _tidy(tables)
+    return tidy((key, found[at]) for at, key in keys.items())
 
 
 def _key(setting: Setting, identity: str, condition: Condition, task: LoadedTask) -> dict:
@@ -234,18 +157,16 @@ def _key(setting: Setting, identity: str, condition: Condition, task: LoadedTask
     }
 
 
-def _tidy(tables: Iterable[tuple[Mapping, pd.DataFrame]]) -> pd.DataFrame:
-    frames = [table.assign(**{name: key[name] for name in NAMES}) for key, table in tables]
-    if not frames:
-        return pd.DataFrame(columns=list(COLUMNS))
-    return pd.concat(frames, ignore_index=True)[list(COLUMNS)]
-
-
 class _Run:
     """A loaded model that answers tasks under conditions; each condition passes the gate before its first task."""
 
     def __init__(
-        self, setting: Setting, parsed: Mapping[str, Condition], tasks: Mapping[str, LoadedTask], device: str
+        self,
+        setting: Setting,
+        parsed: Mapping[str, Condition],
+        tasks: Mapping[str, LoadedTask],
+        device: str,
+        source: str,
     ) -> None:
         from softmaxlab import harness
 
@@ -260,6 +181,7 @@ class _Run:
         self.made = {
             "date": datetime.date.today().isoformat(),
             "datasets": importlib.metadata.version("datasets"),
+            "source": source,
             "begins_with_bos": sum(context[0] == bos for context, _ in self.pairs),
             **environment(device),
         }

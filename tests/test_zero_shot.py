@@ -13,7 +13,7 @@ from conftest import TEXT, make_tiny_model
 pytest.importorskip("lm_eval")
 
 import softmaxlab
-from softmaxlab import attention, conditions, harness, harness_tasks, models, paired, zero_shot
+from softmaxlab import attention, conditions, harness, harness_tasks, models, paired, zero_shot, zero_shot_records
 from softmaxlab.attention import inject
 from softmaxlab.backends import reference
 from softmaxlab.conditions import Condition
@@ -307,8 +307,8 @@ def test_what_is_stored_is_read_and_no_model_is_loaded(run_lab, asked, monkeypat
     monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     again = run_lab(texts)
     pd.testing.assert_frame_equal(records(first), records(again))
-    read = zero_shot.stored(Setting(model=str(tiny_model), limit=5), results=str(tmp_path / "results"))
-    assert read.columns.tolist() == list(zero_shot.COLUMNS)
+    read = zero_shot.stored(Setting(model=str(tiny_model), limit=5).names(), results=str(tmp_path / "results"))
+    assert read.columns.tolist() == list(zero_shot_records.COLUMNS)
     pd.testing.assert_frame_equal(
         records(read).sort_values(["condition", "task", "document"], ignore_index=True),
         records(first).sort_values(["condition", "task", "document"], ignore_index=True),
@@ -341,7 +341,7 @@ def test_no_other_model_operator_or_setting_is_served(run_lab, asked, tiny_model
     run_lab(["softmax()", "grid(K=4)"], base, **options)
     assert len(asked) == 8
     with pytest.raises(LabError, match="differ in model_id"):
-        zero_shot.stored(base, results=str(tmp_path / "results"))
+        zero_shot.stored(base.names(), results=str(tmp_path / "results"))
 
 
 def test_a_killed_run_goes_on_at_the_task_that_is_missing(run_lab, asked, monkeypatch, tmp_path):
@@ -375,6 +375,10 @@ def test_a_result_says_how_it_was_made(run_lab, tmp_path):
     assert made["gate_softmax"]["largest"] < 1e-4
     assert made["begins_with_bos"] == 0
     assert {"device", "torch", "transformers", "date"} <= set(made)
+    (row,) = zero_shot.made({"condition": "grid(K=4)"}, results=str(tmp_path / "results")).itertuples()
+    assert (row.task, row.source, row.documents, row.gate_padding) == ("piqa", "local files", 5, 0)
+    (row,) = zero_shot.settings(str(tmp_path / "results")).itertuples()
+    assert (row.dtype, row.batch, row.limit, row.padding) == ("float32", 8, 5, "right")
 
 
 def test_stored_results_are_read_without_the_harness(tmp_path, monkeypatch):
@@ -382,7 +386,9 @@ def test_stored_results_are_read_without_the_harness(tmp_path, monkeypatch):
     for name in ("harness", "harness_tasks"):
         monkeypatch.delitem(sys.modules, f"softmaxlab.{name}")
         monkeypatch.delattr(softmaxlab, name)
-    assert zero_shot.stored(results=str(tmp_path)).empty
+    assert zero_shot.stored({}, results=str(tmp_path)).empty
+    assert zero_shot.made({}, results=str(tmp_path)).empty
+    assert zero_shot.settings(str(tmp_path)).empty
     with pytest.raises(LabError, match=r"need lm-evaluation-harness .*pip install 'softmaxlab\[zero-shot\]'"):
         zero_shot.evaluate(["softmax()"], results="")
 
@@ -407,9 +413,6 @@ def test_mcnemar_counts_the_documents_that_one_of_the_two_gets_right():
     assert found.score == pytest.approx(100 * 4 / 12)
     assert found.change.mean == pytest.approx(100 * (1 - 6) / 12)
     assert found.change.low < found.change.mean < found.change.high
-    table = paired.table(frame)
-    assert len(table) == 1
-    assert table.iloc[0][["gained", "lost", "documents"]].tolist() == [1, 6, 12]
     same = paired.change(frame, "winogrande", "softmax()")
     assert (same.p, same.gained, same.lost, same.change.mean) == (1, 0, 0, 0)
 
