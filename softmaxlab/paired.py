@@ -77,8 +77,8 @@ def change(frame: pd.DataFrame, task: str, condition: str, baseline: str = BASEL
     gained, lost = int(((right == 1) & (before == 0)).sum()), int(((right == 0) & (before == 1)).sum())
     p = float(stats.binomtest(gained, gained + lost, 0.5).pvalue) if gained + lost else 1.0
     return Change(
-        score=100 * right.mean(),
-        baseline=100 * before.mean(),
+        score=float(100 * right.mean()),
+        baseline=float(100 * before.mean()),
         differences=100 * (right - before),
         gained=gained,
         lost=lost,
