@@ -69,7 +69,7 @@ def test_the_zero_shot_chapter_computes_where_it_is_given_documents(tiny_model, 
     (tmp_path / "documents").mkdir()
     data, results = make_documents(tmp_path / "documents"), tmp_path / "results"
     given = {"model": str(tiny_model), "data": str(data), "limit": 4, "device": "cpu", "results": str(results)}
-    outcome = execute(ROOT / "notebooks" / "14_zero_shot.ipynb", tmp_path, given)
+    outcome = execute(ROOT / "notebooks" / "16_zero_shot.ipynb", tmp_path, given)
     assert outcome.returncode == 0, outcome.stdout[-6000:] + outcome.stderr[-2000:]
     assert len(list((results / "zero_shot").glob("*.parquet"))) == 36
 
