@@ -62,6 +62,8 @@ def limits(panels: Sequence[tuple[str, pd.DataFrame, Sequence[tuple[str, pd.Data
         len(panels), 1, sharex=True, squeeze=False, figsize=(7.5, 1.3 + 0.3 * sum(sizes) + 0.4 * len(panels)),
         height_ratios=sizes,
     )  # fmt: skip
+    names = dict.fromkeys(name for _, _, series, kind in panels if kind == "measured" for name, _ in series)
+    markers = dict(zip(names, ("o", "X", "P", "^"), strict=False))
     for ax, (title, frame, series, kind) in zip(axes[:, 0], panels, strict=True):
         places = np.arange(len(frame))[::-1].astype(float)
         for name, (marker, said) in LIMITS.items():
@@ -70,12 +72,9 @@ def limits(panels: Sequence[tuple[str, pd.DataFrame, Sequence[tuple[str, pd.Data
                 label=f"model: {said}",
             )  # fmt: skip
         colour, filled = (PAPER, False) if kind == "published" else (OURS, True)
-        for (name, values), marker in zip(series, ("D",) if kind == "published" else ("o", "P", "X"), strict=False):
-            width = None if kind == "published" else 1.5
-            points(
-                ax, None, values, colour, y=places + 0.14, label=f"{name}, {kind}", filled=filled, marker=marker,
-                width=width,
-            )  # fmt: skip
+        for name, values in series:
+            look = {"filled": filled, "marker": markers.get(name, "D"), "width": 1.5 if filled else None}
+            points(ax, None, values, colour, y=places + 0.14, label=f"{name}, {kind}", **look)
         ax.axvline(0.0, color=INK, linewidth=0.8)
         ax.set_yticks(places, frame["label"])
         ax.set_ylim(-0.7, len(frame) - 0.3)
@@ -100,10 +99,10 @@ def prices(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
         ax.plot(line["added"], line["issue"], "-", color=GREY, linewidth=1.2, label="model: issue slots")
         points(ax, frame["added"], frame, OURS, label="measured", width=1.5)
         for at, row in enumerate(frame.itertuples()):
-            right = at % 2 == 0 or row.added > 0.5
+            right = at % 2 == 0 or row.added > 0
             ax.annotate(
-                row.kernel, (row.added, row.value), (7 if right else -7, 0), textcoords="offset points", va="center",
-                ha="left" if right else "right", fontsize=8, color=INK,
+                row.kernel, (row.added, row.value), (7 if right else -7, -7 if row.added > 0 else 0),
+                textcoords="offset points", va="center", ha="left" if right else "right", fontsize=8, color=INK,
             )  # fmt: skip
         ax.axhline(0.0, color=INK, linewidth=0.8)
         ax.axvline(0.0, color=INK, linewidth=0.8, linestyle=":")

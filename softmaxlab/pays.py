@@ -101,7 +101,9 @@ def account(frame: pd.DataFrame, variant: str = "h15", causal: bool = True) -> p
             | {"busiest": clocks / before["tensor"], "busiest_issue": after["issue"] / before["tensor"], "pipe": pipe}
             | {"added": other["per_element"] - stock["per_element"]}
         )
-    return pd.DataFrame(rows).sort_values(["arch", "dtype", "head_dim"], ascending=[False, True, False])
+    order = {name: at for at, name in enumerate((HOPPER, "sm_100a", "sm_103a"))}
+    table = pd.DataFrame(rows).sort_values("head_dim", ascending=False, kind="stable")
+    return table.sort_values(["arch", "dtype"], key=lambda c: c.map(order).fillna(c.eq("e4m3")), kind="stable")
 
 
 def published(frame: pd.DataFrame) -> pd.DataFrame:
@@ -149,7 +151,12 @@ def measured(frame: pd.DataFrame, gains: pd.DataFrame) -> pd.DataFrame:
             rows.append(
                 row
                 | limits(stock, other, taken, warpgroups(cell.head_dim))
-                | {"period": taken, "together": together, "cycles": cycles, "added": other["per_element"] - stock["per_element"]}
+                | {
+                    "period": taken,
+                    "together": together,
+                    "cycles": cycles,
+                    "added": other["per_element"] - stock["per_element"],
+                }
             )
     return pd.DataFrame(rows)
 
