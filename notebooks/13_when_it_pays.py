@@ -30,7 +30,7 @@
 # %% tags=["parameters"]
 record = "results"
 gpu = "NVIDIA H200"
-model = "smollm2-135m"
+kernel_model = "smollm2-135m"
 
 # %% tags=["hide-input"]
 import pandas as pd
@@ -50,7 +50,7 @@ counted = pays.counted(frame, counts[counts["gpu"] == gpu])
 energy = read.energies(record)
 energy = energy[energy["gpu"] == gpu]
 published = pays.published(frame)
-run = next(r for r in kernel_fidelity.stored(record) if r.model == model)
+(run,) = (r for r in kernel_fidelity.stored(record) if r.model == kernel_model)
 CARD = gpu.removeprefix("NVIDIA ")
 LENGTHS = {False: "no mask", True: "causal"}
 

@@ -63,7 +63,7 @@ def limits(panels: Sequence[tuple[str, pd.DataFrame, Sequence[tuple[str, pd.Data
         height_ratios=sizes,
     )  # fmt: skip
     names = dict.fromkeys(name for _, _, series, kind in panels if kind == "measured" for name, _ in series)
-    markers = dict(zip(names, ("o", "X", "P", "^"), strict=False))
+    markers = dict(zip(names, ("o", ">", "P", "<"), strict=False))
     for ax, (title, frame, series, kind) in zip(axes[:, 0], panels, strict=True):
         places = np.arange(len(frame))[::-1].astype(float)
         for name, (marker, said) in LIMITS.items():

@@ -73,7 +73,7 @@ def limits(stock: Mapping, variant: Mapping, period: float, groups: int = throug
 
 
 def account(frame: pd.DataFrame, variant: str = "h15", causal: bool = True) -> pd.DataFrame:
-    """Who waits for whom: clocks of a turn in units of the tensor cores' clocks, by architecture, dtype, head dimension.
+    """Who waits for whom: clocks of a turn over the tensor cores', by architecture, dtype and head dimension.
 
     Args:
         frame: the audit (`audit.stored`).
@@ -81,7 +81,7 @@ def account(frame: pd.DataFrame, variant: str = "h15", causal: bool = True) -> p
     Returns:
         Columns label, arch, gpu, dtype, head_dim, tensor (clocks a turn); xu (exp2 of the stock kernel), issue (its
         instructions), busiest and busiest_issue (of the variant: its busiest pipe but the tensor cores, its
-        instructions), all over tensor; pipe (which one that is); added (instructions a score that the variant has more).
+        instructions), all over tensor; pipe (which one that is); added (instructions a score, more than stock).
     """
     cells = frame[(frame["variant"] == "stock") & (frame["emulation"] == "") & (frame["gqa"] == 1)]
     rows = []
@@ -102,8 +102,8 @@ def account(frame: pd.DataFrame, variant: str = "h15", causal: bool = True) -> p
             | {"added": other["per_element"] - stock["per_element"]}
         )
     order = {name: at for at, name in enumerate((HOPPER, "sm_100a", "sm_103a"))}
-    table = pd.DataFrame(rows).sort_values("head_dim", ascending=False, kind="stable")
-    return table.sort_values(["arch", "dtype"], key=lambda c: c.map(order).fillna(c.eq("e4m3")), kind="stable")
+    rows.sort(key=lambda r: (order.get(r["arch"], len(order)), r["dtype"] != "bf16", -r["head_dim"]))
+    return pd.DataFrame(rows)
 
 
 def published(frame: pd.DataFrame) -> pd.DataFrame:
