@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from softmaxlab import conditions, evaluate
+from softmaxlab import conditions, evaluate, floor
 from softmaxlab.backends.fa4 import SIMULATED, Kernel
 from softmaxlab.conditions import BASELINE, BF16_PATH, HOPPER_PATH
 from softmaxlab.errors import LabError
@@ -24,14 +24,14 @@ from softmaxlab.statistics import Estimate
 from softmaxlab.store import Store
 
 #: In the order of the table. `s()` has no form in the kernel; the simulator alone has it.
-CONDITIONS = ("h15()", "sq(k=2)", "sq(k=3)", "sq(k=7)", "s()", "fa4_poly(degree=1)")
+CONDITIONS = ("h15()", "sq(k=2)", "sq(k=3)", "sq(k=7)", "sq(k=13)", "s()", "fa4_poly(degree=1)")
 PACKED = tuple(f"packed(k={k})" for k in (1, 2, 3, 4))
 
 STORED = "stored"
 
 
 def twin(backend: str) -> str:
-    """The simulator with the semantics of the card that a kernel's backend names. LabError on another backend."""
+    """The simulator with the semantics of the card that a kernel's backend names. Raises LabError on any other."""
     return BF16_PATH if kernel(backend).arch in ("sm_100", "sm_103") else HOPPER_PATH
 
 
@@ -145,6 +145,27 @@ def stored(
         same = set(whole["block"]) == kept
         runs.append(Run(model, backend, _same_blocks(losses, kept), whole if same else whole.iloc[:0]))
     return runs
+
+
+def reproducibility(model: str, results: str = "results", **setting: object) -> float | None:
+    """Largest mean difference between implementations of one definition, nats (`floor`); None where it is not stored.
+
+    Args:
+        model: name.
+        results: folder.
+        setting: corpus and context. The study is of a model in FP32.
+    """
+    rows = Store(evaluate.find_results(results)).frame(model=model, dtype="float32", **setting)
+
+    def losses(texts: Iterable[str], *, backend: str) -> pd.DataFrame:
+        return rows[(rows["backend"] == backend) & rows["condition"].isin(list(texts))]
+
+    wanted = conditions.canonical([BASELINE, *conditions.reproducibility()])
+    grids = [c for c in wanted if c == BASELINE or floor.family(c) == "grid"]
+    needed = dict.fromkeys((REFERENCE, *floor.VARIANTS), wanted) | {"reference-search": grids}
+    if not all(set(texts) <= set(losses(texts, backend=b)["condition"]) for b, texts in needed.items()):
+        return None
+    return float(floor.floors(floor.differences(losses))["any"])
 
 
 def compute(kernel_backend: str, *, packed: bool = True, **setting: object) -> None:

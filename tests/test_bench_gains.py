@@ -1,4 +1,4 @@
-"""A gain has an interval over rounds, and counts by the rule alone: against stock and control, above the floor."""
+"""A gain has an interval over rounds, and counts only by the rule: against stock and control, above the floor."""
 
 import math
 from pathlib import Path
@@ -93,6 +93,13 @@ def test_the_longest_windows_are_taken_kernel_by_kernel(tmp_path):
     assert frame.loc["h15", ["stock", "window_ms"]].tolist() == pytest.approx([100 * (1 / 1.1 - 1), 200])
     assert frame.loc["fused7", ["stock", "window_ms"]].tolist() == pytest.approx([100 * (1 / 1.3 - 1), 20])
     assert len(frame) == 4
+
+
+def test_long_windows_with_too_few_rounds_do_not_hide_an_interval(tmp_path):
+    write(tmp_path, {"stock": 1.0, "control": 1.0, "h15": 1.2})
+    write(tmp_path, {"stock": 1.0, "control": 1.0, "h15": 1.1}, window_ms=200.0, rounds=gains.LEAST_ROUNDS - 1)
+    assert gains.table(str(tmp_path)).set_index("kernel").loc["h15", "window_ms"] == 20
+    assert sorted(gains.table(str(tmp_path), every=True)["window_ms"].unique()) == [20, 200]
 
 
 def test_another_program_or_nothing_measured_is_refused(tmp_path):

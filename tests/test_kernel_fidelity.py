@@ -122,3 +122,14 @@ def test_every_condition_of_the_table_but_s_has_a_kernel():
                 backend.chosen(operator)
         else:
             assert backend.chosen(operator).kind in ("s", "poly", "packed")
+
+
+def test_the_floor_is_the_largest_mean_difference_or_nothing(tmp_path):
+    texts = conditions.canonical(["softmax()", *conditions.reproducibility()])
+    where = {"corpus": "wikitext103", "context": 2048}
+    for backend in ("reference", "reference-search", "reference-chunked"):
+        put(tmp_path, backend, dict.fromkeys(texts, 0.0), dtype="float32", seed=1)
+    assert fidelity.reproducibility("small", str(tmp_path), **where) is None, "an implementation is missing"
+    moved = dict.fromkeys(texts, 0.0) | {texts[-1]: 3e-3}
+    put(tmp_path, "reference-float64", moved, dtype="float32", seed=1)
+    assert fidelity.reproducibility("small", str(tmp_path), **where) == pytest.approx(3e-3)

@@ -67,14 +67,19 @@ def verdict(against_stock: Estimate | None, against_control: Estimate | None, fl
     return UNRESOLVED
 
 
-def table(results: str = "results", program: str = "duration", *, rehearsed: bool = False) -> pd.DataFrame:
+def table(
+    results: str = "results", program: str = "duration", *, rehearsed: bool = False, every: bool = False
+) -> pd.DataFrame:
     """Gains of a timing program: one row a GPU, cell and kernel.
 
-    Where a kernel was timed in a cell by several protocols, the one with the longest windows is taken, and of several
-    of those the one with the most rounds: at a card's power limit short windows differ by the clock they meet.
+    Where a kernel was timed in a cell by several protocols, those with an interval come first, of these the one with the
+    longest windows, and of several of those the one with the most rounds: at a card's power limit short windows differ
+    by the clock they meet.
 
     Args:
         program: latency or duration.
+        rehearsed: those of rehearsals instead.
+        every: keep all protocols.
 
     Returns:
         Columns gpu, cell and its fields, kernel, gate; ms (median of the windows) and tflops; stock, control, floor
@@ -92,7 +97,11 @@ def table(results: str = "results", program: str = "duration", *, rehearsed: boo
     rows = [row for e, f, kind in stored(program, results) if kind == wanted for row in _rows(e, f)]
     if not rows:
         raise LabError(f"nothing {wanted} of `bench {program}` is stored in {results}")
-    frame = pd.DataFrame(rows).sort_values(["window_ms", "rounds"], kind="stable")
+    frame = pd.DataFrame(rows)
+    if every:
+        return frame
+    frame["enough"] = frame["rounds"] >= LEAST_ROUNDS
+    frame = frame.sort_values(["enough", "window_ms", "rounds"], kind="stable").drop(columns="enough")
     kept = frame.drop_duplicates(["gpu", "cell", "kernel"], keep="last")
     return kept.sort_index(ignore_index=True)
 
