@@ -72,8 +72,8 @@ def table(
 ) -> pd.DataFrame:
     """Gains of a timing program: one row a GPU, cell and kernel.
 
-    Where a kernel was timed in a cell by several protocols, those with an interval come first, of these the one with the
-    longest windows, and of several of those the one with the most rounds: at a card's power limit short windows differ
+    Where a kernel was timed in a cell by several protocols, those with an interval come first, of these the one with
+    the longest windows, and of several of those the one with the most rounds: at a power limit short windows differ
     by the clock they meet.
 
     Args:
