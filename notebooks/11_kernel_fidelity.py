@@ -216,7 +216,7 @@ unmeasured = (
     ""
     if wide
     else "\n\nOf a model with head dimension 128 (Qwen2.5-Coder-1.5B was to be the second) nothing is stored yet, so "
-    "that half of the kernel's shapes is checked by the gates of chapter "The patch and its gates" alone."
+    'that half of the kernel\'s shapes is checked by the gates of the chapter "The patch and its gates" alone.'
 )
 Markdown(
     "\n\n".join(sentences(run, frame) for run, frame in tables) + unmeasured
