@@ -1,0 +1,138 @@
+"""What the chapter on the packed exponential claims: targets held by intervals, losses of the best source, one pair."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from softmaxlab import figures_packed, packed_endpoints
+from softmaxlab.bench import targets
+from softmaxlab.bench.record import Entry
+from softmaxlab.errors import LabError
+from softmaxlab.fa4 import packed_record
+from softmaxlab.operators import Packed
+
+
+def entry(gain: float, *, window: float = 200.0, rounds: int = 15, refused=None, noise: float = 0.002) -> Entry:
+    """A record in which packed is faster than stock and control by `gain` percent, give or take noise."""
+    rng = np.random.default_rng(0)
+    turns = [
+        {"round": r, "kernel": k, "windows": [[ms * math.exp(noise * rng.standard_normal()), 1500, 60, 690]]}
+        for r in range(rounds)
+        for k, ms in (("stock", 1.0), ("control", 1.0), ("packed(4,3)", 1 / (1 + gain / 100)))
+        if k not in (refused or {})
+    ]
+    kernels = ["stock", "control", "packed(4,3)"]
+    cell = packed_endpoints.TARGETS[0].cell
+    return Entry("k", cell, kernels, {"window_ms": window}, "s", turns, {}, refused or {}, len(turns))
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(14.0, "met"), (12.0, "unresolved"), (8.0, "missed")])
+def test_a_target_is_held_by_its_interval(gain, verdict):
+    target, stock, control, found = packed_endpoints.held([entry(gain)])[0]
+    assert stock.low < stock.value < stock.high and stock.value == pytest.approx(gain, abs=0.3)
+    assert control.value == pytest.approx(gain, abs=0.3) and stock.rounds == 15
+    assert found == verdict == stock.against(target.stock)
+
+
+def test_bursts_and_the_steady_state_are_kept_apart():
+    found = [entry(14.0, window=20.0), entry(8.0)]
+    steady, burst = (
+        targets.of(found, found[0].cell, "packed(4,3)", windows=w) for w in (targets.STEADY, targets.BURST)
+    )
+    assert (steady.window_ms, burst.window_ms) == (200.0, 20.0) and steady.value < 9 < 13 < burst.value
+    assert targets.both(["met", "unresolved", "missed"]) == "missed" and targets.both(["met", "met"]) == "met"
+
+
+def test_what_was_not_measured_says_why():
+    gain = targets.of([entry(9.0, refused={"packed(4,3)": "its gate is red"})], entry(9.0).cell, "packed(4,3)")
+    assert gain.against(5.0) == "not measured" and gain.why == "its gate is red" and math.isnan(gain.value)
+    few = targets.of([entry(9.0, rounds=3)], entry(9.0).cell, "packed(4,3)")
+    assert few.against(5.0) == "not measured" and "rounds" in few.why
+
+
+def frame(backend: str, dtype: str, values: dict[str, float]) -> list[dict]:
+    named = {"model": "m", "corpus": "c", "context": 64, "bos": "stream", "dtype": dtype, "backend": backend}
+    return [
+        named | {"condition": c, "block": b, "nll": 3 + v + 0.01 * b, "predictions": 63}
+        for c, v in values.items()
+        for b in range(8)
+    ]
+
+
+def test_losses_come_from_the_best_source_that_is_complete(monkeypatch):
+    values = {"softmax()": 0.0, "h15()": 0.002, "packed(k=4)": 0.0011}
+    rows = frame("fa4(arch=sm_90)", "bfloat16", values) + frame("reference", "float32", dict.fromkeys(values, 0.0))
+    rows += frame("fa4(arch=simulated)", "bfloat16", dict.fromkeys(values, 9.0))
+
+    class Stored:
+        def __init__(self, _):
+            pass
+
+        def frame(self, **_):
+            return pd.DataFrame(rows)
+
+    monkeypatch.setattr(packed_endpoints, "Store", Stored)
+    (found,) = packed_endpoints.losses("somewhere")
+    assert (found.backend, found.kind) == ("fa4(arch=sm_90)", "measured")
+    assert found.delta("packed(4,3)").mean == pytest.approx(0.0011)
+    assert found.beyond_half().mean == pytest.approx(0.0001)
+    assert found.delta("poly(2,all)") is None
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_pair_is_followed_bit_by_bit(k):
+    pair = packed_endpoints.pair((11.3, 9.6), 12.0, 1.0, k=k)
+    operator = Packed(k)
+    for i, x in enumerate(pair.exponents):
+        code = round(2**k * (x + 127))
+        assert pair.codes[i] == code == pair.word >> 16 * i & 0xFFFF
+        assert pair.shifted >> 16 * i & 0xFFFF == code << 7 - k
+        whole = math.floor(code / 2**k - 127)
+        assert pair.weights[i] == 2.0**whole * (1 + code / 2**k - 127 - whole)
+        assert pair.weights[i] == operator.at(torch.tensor(x, dtype=torch.float64)).item()
+    with pytest.raises(LabError, match=r"a score is 12.5, but the row's maximum is 12"):
+        packed_endpoints.pair((12.5, 1.0), 12.0, 1.0)
+
+
+def test_the_gates_file_is_read_by_group(tmp_path):
+    reading = {"variant": "packed(4,3)", "gate": "reruns differ", "value": 0.0, "low": 0.0, "high": None}
+    rows = [reading | {"case": c, "passed": p} for c, p in (("exact scores, bf16", True), ("sinks, bf16", False))]
+    path = tmp_path / "kernel" / "packed-gates.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"kind": "measured", "environment": {"GPU": "H"}, "readings": rows}))
+    table = packed_record.stored(tmp_path).verdict().set_index("group")
+    assert table.loc["codes one by one, and their ties", "passed"] == 1
+    assert table.loc["sinks", "failed"] == "sinks, bf16: reruns differ"
+    path.write_text("{}")
+    with pytest.raises(LabError, match="holds no readings of the packed kernel's gates"):
+        packed_record.read(path)
+
+
+def test_energy_is_held_against_the_control():
+    def rows(change):
+        return [
+            {"cell": "c", "session": "s", "kernel": k, "round": 0, "ms": ms, "vs_stock": v, "vs_stock_no_ramp": v,
+             "vs_stock_counter": v}
+            for k, ms, v in (("stock", 1.0, 0.0), ("control", 1.0, 0.4), ("packed(4,3)", 0.95, change))
+        ]  # fmt: skip
+
+    for change, verdict in ((-6.0, "met"), (-0.3, "unresolved"), (1.0, "missed")):
+        (found,) = packed_endpoints.energy(pd.DataFrame(rows(change)))
+        assert found.verdict == verdict and found.floor == 0.4 and found.faster == pytest.approx(100 / 0.95 - 100)
+
+
+def test_figures_draw_what_they_are_given():
+    fig = figures_packed.bits(packed_endpoints.pair((11.3, 9.6), 12.0, 1.0))
+    assert {"F2FP.RELU", "FFMA", "SHL"} <= {t.get_text() for t in fig.axes[0].texts}
+    rows = [{"kernel": "stock", "kind": "stock"}, {"kernel": "packed(4,3)", "kind": "packed"}]
+    points = pd.DataFrame(rows).assign(
+        gain=[0.0, 9.0], gain_low=-1.0, gain_high=10.0, loss=1e-3, loss_low=0, loss_high=2e-3
+    )
+    fig = figures_packed.trade({"A": points})
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["packed", "stock and control"]
+    counters = pd.DataFrame({"kernel": ["stock", "lazy(4,3)"]} | {name: [10.0, 90.0] for name in figures_packed.PIPES})
+    assert len(figures_packed.pipes({"A": counters}).axes[0].lines) == 2
