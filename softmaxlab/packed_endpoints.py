@@ -1,9 +1,9 @@
 """What the chapter on the packed exponential claims and holds against the records: its targets, and loss beside speed.
 
 A gain is held against a target by its interval (`bench.targets`). A loss comes from one source a model, the best that
-is stored: the patched kernel in BF16, else the same lattice in the kernel's semantics or on whole rows. S(Q_k) is what the
-packed kernel computes, so its loss stands for the packed one where that was not measured; the row sum in pairs is then
-not in it.
+is stored: the patched kernel in BF16, else the same lattice in the kernel's semantics or on whole rows. S(Q_k) is what
+the packed kernel computes, so its loss stands for the packed one where that was not measured; the row sum in pairs is
+then not in it.
 """
 
 from __future__ import annotations
