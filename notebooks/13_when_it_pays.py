@@ -64,6 +64,13 @@ def signed(value, digits=1):
     return report.MISSING if pd.isna(value) else f"{value:+.{digits}f}".replace("-", "−")
 
 
+def prose(table, caption):
+    """A table whose cells are sentences: they break over lines."""
+    look = {"white-space": "normal", "text-align": "left !important", "min-width": "8em", "vertical-align": "top"}
+    heads = [{"selector": "th.col_heading", "props": [("text-align", "left !important")]}]
+    return report.table(table, caption).set_properties(**look).set_table_styles(heads, overwrite=False)
+
+
 def span(row, name="stock"):
     if pd.isna(row[f"{name}_low"]):
         return f"{signed(row[name])} (no interval)"
@@ -333,7 +340,6 @@ power_rows = pd.DataFrame(
             "gain in clocks, time × clock (%)": signed(row["cycles"]),
             "gain in clocks, profiler, 8K (%)": signed(bound["causal"].get(name, float("nan"))),
             "clock against stock (%)": signed(100 * (row["clock"] / base["clock"] - 1)),
-            "power (W)": f"{row['power']:.0f}",
             "energy a forward (%)": signed(per_energy.get(name, float("nan"))),
             "gain that the energy implies (%)": signed(
                 100 * (100 / (100 + per_energy[name]) - 1) if name in per_energy else float("nan")
@@ -355,13 +361,13 @@ Markdown(
     f"Gains in time are smaller than gains in clocks, either way, in {len(shrunk)} of {len(load)} rows. Where energy was "
     f"measured too ({' and '.join(both)}), time and energy agree within {apart:.1f} points. So a model of clocks, were it perfect, would still "
     f"overstate gains *and* losses under sustained load on this card; the paper's B200 ran its FP8 cells up to 8K at one clock, "
-    f"and its long BF16 cells did not."
+    f"and its long BF16 cells not (B.3)."
 )
 
 # %% [markdown]
 # ### Why it fails on the B200
 #
-# There every published gain is positive, also where the tensor cores need longer than the exponentials
+# There every gain of {numref}`fig-pays-limits` is positive, also where the tensor cores need longer than the exponentials
 # ({numref}`fig-pays-account`). No counter was read. {ref}`gains` holds the first two limits against each cell. In short:
 # causal FP8 is near the exposed limit, 16 bits far below it, and the cells without a mask, whose gain is twice as large
 # at the same work a turn, fit neither. On Hopper a mask does nothing of the kind.
@@ -460,14 +466,14 @@ rows = [
     ),
 ]
 predictions = pd.DataFrame(rows, columns=["prediction", "status", "evidence on the B200", f"on the {CARD}, measured"])
-report.table(
+prose(
     predictions.set_index("prediction"),
     "The sealed predictions of B.5, their status for the B200, and what another card's counters add.",
 )
 
 # %% [markdown]
 # The mechanism that the predictions describe is confirmed where it can be read: the exponential unit does fall idle (1).
-# What was inferred from it, that the softmax stage then gets shorter (3), does not follow. On Hopper the unit falls idle and the
+# What was expected of it, that the softmax stage then gets shorter (3), does not follow. On Hopper the unit falls idle and the
 # kernel gets slower.
 
 # %% [markdown]
@@ -499,6 +505,14 @@ table2 = {
     for m in ("Qwen2.5-1.5B", "Llama-3.1-8B")
 }
 fp8_loss = paper.value("table2_fidelity", model="Qwen2.5-1.5B", path="fp8_semantic", metric="dnll")
+
+
+def called(kernel):
+    """What the rule calls a kernel in the cells of the guide."""
+    found = {v: 0 for d in (128, 64) for v in sustained(d).set_index("kernel")["verdict"].get([kernel], [])}
+    return " or ".join(found) or "not timed"
+
+
 paper_loss = "BF16 " + "; ".join(f"{1000 * v.value:.2f}, {m}" for m, v in table2.items())
 paper_loss += f"; FP8 {1000 * fp8_loss.value:.2f}, Qwen2.5-1.5B, in simulation; published"
 pub = {k: report.published("tableB5a_main", dtype=k, seq="16384", metric="speedup") for k in ("bf16", "fp8")}
@@ -518,25 +532,25 @@ guide = pd.DataFrame(
             f"{CARD}, BF16: Rowmax-H15",
             f"128: {on_card('h15', 128)}; 64: {on_card('h15', 64)}",
             cost("h15()"),
-            "never: slower and coarser",
+            f"no: {called('h15')}, and coarser",
         ),
         (
             f"{CARD}, BF16: S(Q₇), fused",
             f"128: {on_card('fused7', 128)}; 64: {on_card('fused7', 64)}",
-            cost("sq(k=7)"),
-            "no: at best no slower",
+            cost("sq(k=7)") + ", in a form that is not fused",
+            f"no: {called('fused7')}",
         ),
         (
             f"{CARD}, BF16: packed(4,3)",
             f"128: {on_card('packed(4,3)', 128)}; 64: {on_card('packed(4,3)', 64)}",
             cost("packed(k=4)"),
-            "if the loss is acceptable: least loss of those that gain",
+            f"{called('packed(4,3)')}: if its loss is acceptable",
         ),
         (
             f"{CARD}, BF16: packed(1,3)",
             f"128: {on_card('packed(1,3)', 128)}; 64: {on_card('packed(1,3)', 64)}",
             cost("packed(k=1)"),
-            "no reason to: k = 4 costs about the same time",
+            f"{called('packed(1,3)')}, but k = 4 has the same instructions and a smaller loss",
         ),
         (
             "B200, FP8 or BF16, 8K and more: Rowmax-H15",
@@ -565,7 +579,7 @@ guide = pd.DataFrame(
     ],
     columns=["card and exponential", "gain over stock", "ΔNLL (10⁻³ nats)", "use"],
 ).set_index("card and exponential")
-report.table(guide, f"A guide. Gains on the {CARD}: time, sustained, causal 16K, by head dimension, 95 % intervals.")
+prose(guide, f"A guide. Gains on the {CARD}: time, sustained, causal 16K, by head dimension, 95 % intervals.")
 
 # %% tags=["hide-input"]
 four, one = (loss.loc[c, "dnll"] if c in loss.index else float("nan") for c in ("packed(k=4)", "packed(k=1)"))
