@@ -306,7 +306,7 @@ Markdown(
     f"{stock_xu['xu']:.0f} to {profiled.set_index('kernel').loc['identity', 'xu']:.0f} %. An instruction that each scheduler "
     f"issues more or less moves the SM by {priced('identity')} clocks if it is an exp2, and by {priced('h15', 's(7)', 'fused7')} if it "
     f"is one of those that replace it. **There, an exponential costs about what any other instruction costs**: the softmax of one warpgroup "
-    f"runs beside the products of the other, which keep the tensor cores {stock_xu['tensor']:.0f} % busy, and what is waited for is a "
+    f"runs beside the products of the other, which keep the tensor cores {stock_xu['tensor']:.0f} % busy, and what is waited for is rather a "
     f"chain of instructions, not the XU. Rowmax-H15 makes that chain longer.\n\n"
     f"At head dimension 64, where exp2 needs {at.loc[f'{CARD}, BF16, 64', 'xu']:.2f} of the products' clocks, leaving it out gains "
     f"{span(free64)} %. There it is on the critical path, and Rowmax-H15 still loses "
