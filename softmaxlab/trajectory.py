@@ -69,16 +69,23 @@ class Setting:
             "protocol": PROTOCOL,
         }
 
-    def load(self, device: str) -> Work:
-        """The model and the first windows of the corpus."""
+    def load(self, device: str, device_map: str | dict[str, str | int] = "") -> Work:
+        """The model, spread by `device_map` if given, and the first windows of the corpus."""
         if device == "mps" or (device == "auto" and models.pick_device(device) == "mps"):
             raise LabError("device mps has no float64, which divergences need: use cpu or cuda")
         names = {k: v for k, v in self.key().items() if k not in ("windows", "protocol")}
         exact = Softmax()
         key = LossKey(**names, backend="reference", condition=str(exact), condition_json=exact.json())
+        # Refuses more windows than there are.
         work = prepare(
-            self.model, self.corpus, {str(exact): key}, blocks=self.windows, device=device, batch=0
-        )  # refuses more windows than there are
+            self.model,
+            self.corpus,
+            {str(exact): key},
+            blocks=self.windows,
+            device=device,
+            batch=0,
+            device_map=device_map,
+        )
         work.tokens = work.tokens[: self.key()["windows"]]
         work.provenance |= {"date": datetime.date.today().isoformat(), "windows": len(work.tokens)}
         return work
