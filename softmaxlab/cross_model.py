@@ -12,7 +12,8 @@ from functools import partial
 
 import pandas as pd
 
-from softmaxlab import conditions, endpoints, matching, statistics
+from softmaxlab import conditions, endpoints, matching, models, statistics
+from softmaxlab import corpus as corpora
 from softmaxlab.conditions import BASELINE
 from softmaxlab.evaluate import find_results
 from softmaxlab.losskey import VOCABULARY
@@ -149,7 +150,7 @@ def read(
     Raises:
         LabError: two files that the names alone cannot tell apart, e.g. two revisions of a model under one name.
     """
-    root = find_results(results)
+    root, corpus = find_results(results), corpora.corpus_name(corpus)
     fixed = {"corpus": corpus, "context": context, "bos": bos, "dtype": DTYPES, "backend": BACKENDS}
     # Single layers are another chapter's, and many.
     losses = Store(root).frame(**fixed)
@@ -177,6 +178,15 @@ def read(
 def of(cells: Sequence[Cell], model: str) -> Cell | None:
     """The cell of a model by its name, or None."""
     return next((cell for cell in cells if cell.model == model), None)
+
+
+def positions(results: str, model: str) -> int | None:
+    """The longest context that a stored model was made for, as its runs recorded it; None where none did."""
+    if model == models.EMBEDDED:
+        return models.EMBEDDED_POSITIONS
+    made = Store(find_results(results)).provenance(model=model)
+    said = made["max_positions"].dropna() if "max_positions" in made else []
+    return int(str(said.iloc[0]).partition(";")[0]) if len(said) else None
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
