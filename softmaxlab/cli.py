@@ -10,7 +10,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from softmaxlab import __version__, cli_breadth, cli_kernel
+from softmaxlab import __version__, cli_breadth, cli_kernel, cli_zero_shot
 from softmaxlab.errors import LabError
 
 Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
@@ -18,6 +18,7 @@ Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
 app = App(name="softmaxlab", version=__version__, default_parameter=Parameter(negative=()))
 app.help = "How accurate must the exponential in attention be, and what does a coarser one buy?"
 cli_kernel.mount(app)
+cli_zero_shot.mount(app)
 cli_breadth.mount(app)
 
 

@@ -119,7 +119,7 @@ def latency(
     Parameters
     ----------
     cells
-        Sets (paper, hopper, calls, quick) or shapes such as bf16/causal/8192/h32/kv8/d128.
+        Sets (paper, hopper, calls, steady, quick) or shapes such as bf16/causal/8192/h32/kv8/d128.
     kernels
         Variants of FlashAttention-4 such as h15 "s(3)" "poly(2,all)", and sdpa-flash, sdpa-efficient, sdpa-cudnn
         (together: references). stock and control are always among them.

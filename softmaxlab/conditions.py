@@ -214,6 +214,12 @@ def semantics() -> dict[str, list[str]]:
     }
 
 
+def zero_shot() -> list[str]:
+    """The conditions of the zero-shot tasks (paper C.1), and Rowmax-H15 beside them."""
+    published = ["mean_threshold()", _grid(32, 4), _grid(64, 4), str(operators.RowmaxPoT(K_max=20))]
+    return [BASELINE, *published, "h15()"]
+
+
 def threshold(tau: float) -> str:
     """The backend that differs from whole rows by the anchor's threshold alone."""
     return f"online(tile=128,tau={tau})"
@@ -242,6 +248,7 @@ SECTIONS = {
     "family": family,
     "core": core,
     "long": long,
+    "zero-shot": zero_shot,
 }
 
 

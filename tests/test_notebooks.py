@@ -50,7 +50,7 @@ def run_small(notebook: Path, folder: Path, model: str, *, context: int = 128, b
     assert outcome.returncode == 0, outcome.stdout[-6000:] + outcome.stderr[-2000:]
     assert "1 passed" in outcome.stdout
     known = papermill.inspect_notebook(notebook)
-    if "results" in known:
+    if {"results", "blocks"} <= set(known):
         frame = Store(results).frame()
         lengths = {context // 2, context} if "contexts" in known else {context}
         assert len(frame) and set(frame["context"]) == lengths and set(frame["block"]) <= set(range(blocks))
@@ -63,6 +63,19 @@ def test_there_are_chapters():
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_on_a_tiny_random_model(notebook, tiny_model, tmp_path):
     run_small(notebook, tmp_path, str(tiny_model))
+
+
+def test_the_zero_shot_chapter_computes_where_it_is_given_documents(tiny_model, tmp_path):
+    """Without them it shows what is stored, which is all that the test above can see."""
+    pytest.importorskip("lm_eval")
+    from test_zero_shot import make_documents
+
+    (tmp_path / "documents").mkdir()
+    data, results = make_documents(tmp_path / "documents"), tmp_path / "results"
+    given = {"model": str(tiny_model), "data": str(data), "limit": 4, "device": "cpu", "results": str(results)}
+    outcome = execute(ROOT / "notebooks" / "16_zero_shot.ipynb", tmp_path, given)
+    assert outcome.returncode == 0, outcome.stdout[-6000:] + outcome.stderr[-2000:]
+    assert len(list((results / "zero_shot").glob("*.parquet"))) == 36
 
 
 # The other chapters call the same functions with more conditions; minutes on the real model would show nothing new.

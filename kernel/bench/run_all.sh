@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that the chapters on time, energy and fidelity read, on one Hopper or Blackwell GPU: about 20 minutes.
+# Everything that the chapters on time, energy and fidelity read, on one Hopper or Blackwell GPU: about 25 minutes.
 #
 #   kernel/bench/run_all.sh [RESULTS] [--rehearse]
 #
@@ -43,6 +43,8 @@ step lab gates --results "$results" "${rehearse[@]}"
 step "$python" kernel/bench/packed_gates.py --variants "${packed[@]}" --out "$results/kernel/packed-gates.json" \
     "${rehearse[@]}" "${few[@]}"
 bench latency --graphs --sweeps 15 --cells hopper --kernels "${variants[@]}" references --limit 400
+bench latency --graphs --sweeps 15 --window-ms 200 --cells steady --limit 300 \
+    --kernels h15 fused7 "packed(4,3)" "packed(1,3)" "lazy(4,3)" sdpa-cudnn
 bench counters --cells bf16/causal/8192 bf16/none/8192 --kernels "${variants[@]}"
 bench energy --kernels h15 "packed(4,3)"
 bench timeline --kernels h15 "packed(4,3)"

@@ -140,12 +140,18 @@ def calls() -> list[Cell]:
     return [Cell(seq=s) for s in (4096, 8192, 16384)] + [Cell(causal=False), Cell(head_dim=64), Cell("fp16")]
 
 
+def steady() -> list[Cell]:
+    """Cells that hold a card at its power limit: for long windows, in which its clock has settled."""
+    main = [Cell(seq=16384), Cell(head_dim=64), Cell(causal=False), Cell(seq=16384, head_dim=64), Cell()]
+    return main + [Cell(causal=False, head_dim=64), Cell(seq=16384, heads=32, kv_heads=8), Cell("fp16")]
+
+
 def quick() -> list[Cell]:
     """Two cells, to see that a program runs."""
     return [Cell(seq=8192), Cell(seq=8192, causal=False)]
 
 
-SETS = {"paper": paper, "hopper": hopper, "calls": calls, "quick": quick}
+SETS = {"paper": paper, "hopper": hopper, "calls": calls, "steady": steady, "quick": quick}
 
 
 def parse_all(texts: Iterable[str | Cell]) -> list[Cell]:
