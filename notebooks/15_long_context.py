@@ -35,6 +35,7 @@ blocks = 0
 dtype = "float32"
 device = "auto"
 results = "results"
+bos = "stream"
 backend = "reference"
 compute = False  # True: measure what is not stored; long blocks want a GPU
 
@@ -75,6 +76,7 @@ if compute:
             blocks=blocks,
             dtype=dtype,
             device=device,
+            bos=bos,
             results=results,
             backend=backend,
         )
@@ -82,7 +84,7 @@ chosen = [text.strip() for text in models.split(",") if text.strip()]
 cells = {
     L: [
         cell
-        for cell in cross_model.read(results, context=L, corpus=corpus, blocks=blocks)
+        for cell in cross_model.read(results, context=L, corpus=corpus, bos=bos, blocks=blocks)
         if not chosen or cell.model in chosen
     ]
     for L in lengths

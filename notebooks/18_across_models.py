@@ -35,6 +35,7 @@ blocks = 0
 dtype = "float32"
 device = "auto"
 results = "results"
+bos = "stream"
 backend = "reference"
 compute = False  # True: measure what is not stored
 
@@ -65,13 +66,14 @@ if compute:
             blocks=blocks,
             dtype=dtype,
             device=device,
+            bos=bos,
             results=results,
             backend=backend,
         )
 chosen = [text.strip() for text in models.split(",") if text.strip()]
 cells = [
     cell
-    for cell in cross_model.read(results, context=context, corpus=corpus, blocks=blocks)
+    for cell in cross_model.read(results, context=context, corpus=corpus, bos=bos, blocks=blocks)
     if not chosen or cell.model in chosen
 ]
 

@@ -255,8 +255,7 @@ def measure(
     """
     wanted = parse_operators(operators)
     setting = Setting(model, corpus, context, windows, dtype, bos)
-    keys = {t: {**setting.key(), "operator": t, "operator_json": op.json()} for t, op in wanted.items()}
-    shared_key = {**setting.key(), "quantity": "shared"}
+    keys, shared_key = _keys(setting, wanted)
     store = Store(find_results(results)) if results else None
     found = {t: store.get_table(KIND, k) for t, k in keys.items()} if store else dict.fromkeys(keys)
     shared = store.get_table(KIND, shared_key) if store else None
@@ -276,6 +275,20 @@ def measure(
         found |= new
     sums = pd.concat([found[t].assign(operator=t) for t in keys], ignore_index=True)
     return Trajectory(sums[["operator", *sums.columns.drop("operator")]], shared)
+
+
+def is_stored(operators: Sequence[str], setting: Setting, results: str = "results") -> bool:
+    """Whether `measure` would find every one of these operators, so that it neither loads a model nor computes."""
+    keys, shared = _keys(setting, parse_operators(operators))
+    store = Store(find_results(results))
+    return all(store.get_table(KIND, key) is not None for key in (shared, *keys.values()))
+
+
+def _keys(setting: Setting, wanted: dict[str, Operator]) -> tuple[dict[str, dict], dict]:
+    """The key of each operator's table, and of the one that all operators share."""
+    fixed = setting.key()
+    keys = {t: {**fixed, "operator": t, "operator_json": op.json()} for t, op in wanted.items()}
+    return keys, {**fixed, "quantity": "shared"}
 
 
 def _tables(recorder: Recorder) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
