@@ -184,7 +184,7 @@ def core() -> list[str]:
 def long() -> list[str]:
     """What is compared within each context length; the matched temperatures depend on the model and come on top
     (paper C.1)."""
-    return [BASELINE, *reversed(allocation_contrast(21)), _pot(1)]
+    return [BASELINE, *allocation_contrast(21), _pot(1)]
 
 
 BF16_PATH = "online(tile=128,tau=8,p=bf16)"

@@ -84,7 +84,7 @@ def compare(ours: Estimate, theirs: Published | None, transform: Callable[[float
         return "nothing published"
     mean, low, high = (transform(v) for v in (ours.mean, ours.low, ours.high))
     if low <= theirs.value <= high:
-        return "within our interval"
+        return "within our interval" + (", which holds zero" if ours.resolved == "unresolved" else "")
     ratio = f"{report.number(mean / theirs.value, 2)} times the paper's" if theirs.value else "the paper has 0"
     return {
         "same sign": f"same sign, resolved; {ratio}",

@@ -205,8 +205,8 @@ def _time_table(found: list[Basis]) -> str:
     basis = found[0]
     there = [text for text in ROWS if text in basis.seconds]
     times = {text: [seconds(SHAPES[name], text, basis) for name in LARGE] for text in there}
-    rows = [(code(t), f"{1000 * basis.seconds[t]:.1f}", *map(_hours, times[t])) for t in there]
-    rows.append((f"all {len(there)}", "", *(_hours(sum(of)) for of in zip(*times.values(), strict=True))))
+    rows = [(code(t), f"{1000 * basis.seconds[t]:.1f}", *map(hours, times[t])) for t in there]
+    rows.append((f"all {len(there)}", "", *(hours(sum(of)) for of in zip(*times.values(), strict=True))))
     head = ["condition", f"{basis.model}, ms a block, measured"]
     head += [f"{printed}, 97 blocks, estimated" for printed in LARGE.values()]
     absent = [code(text) for text in ROWS if text not in basis.seconds]
@@ -216,7 +216,10 @@ def _time_table(found: list[Basis]) -> str:
     )
 
 
-def _hours(seconds: float) -> str:
+def hours(seconds: float) -> str:
+    """A time in words: minutes, hours from an hour and a half on; a dash where there is none."""
+    if math.isnan(seconds):
+        return "—"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
