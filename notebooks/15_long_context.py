@@ -130,34 +130,44 @@ Markdown(
 
 
 # %% tags=["hide-input"]
-def by_length(ours, theirs, caption, missing=report.MISSING):
-    """Models as rows, lengths as columns: ours measured, below them the paper's published values."""
-    rows = {
-        f"{name}, measured": {
-            tokens(L): missing if (cell := cross_model.of(cells[L], name)) is None else ours(cell) for L in lengths
-        }
-        for name in names
-    }
-    printed = sorted(set(paper.table("c2_long_context")["model"]) | set(paper.table("tableC1_matched")["model"]))
-    for name in printed:
-        row = {tokens(L): theirs(name, L) for L in lengths}
-        if set(row.values()) != {report.MISSING}:
-            rows[f"{name}, published"] = row
-    return report.table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("model"), caption)
+PRINTED = sorted(set(paper.table("c2_long_context")["model"]) | set(paper.table("tableC1_matched")["model"]))
 
 
-def size(model, L):
-    found = {
-        what: report.published("tableC1_matched", model=model, context=L, metric=what)
-        for what in ("blocks", "predictions")
-    }
-    return report.MISSING if found["blocks"] is None else f"{found['blocks']} ({found['predictions'].value:,.0f})"
+def by_length(columns, caption):
+    """One row a model and length: ours measured, below them the paper's published values.
+
+    columns: heading -> (value of a cell, value of a model of the paper at a length).
+    """
+    rows = {}
+    for name in names:
+        for L in lengths:
+            if (cell := cross_model.of(cells[L], name)) is not None:
+                rows[f"{name}, {tokens(L)}, measured"] = {what: ours(cell) for what, (ours, _) in columns.items()}
+    for name in PRINTED:
+        for L in lengths:
+            row = {what: theirs(name, L) for what, (_, theirs) in columns.items()}
+            if set(row.values()) != {report.MISSING}:
+                rows[f"{name}, {tokens(L)}, published"] = row
+    if not rows:
+        return Markdown("Neither measured nor published at these lengths.")
+    return report.table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("model, length"), caption)
+
+
+def printed_size(what):
+    def value(model, L):
+        found = report.published("tableC1_matched", model=model, context=L, metric=what)
+        return report.MISSING if found is None else f"{found.value:,.0f}"
+
+    return value
 
 
 by_length(
-    lambda cell: f"{cell.blocks} ({cell.predictions:,}), {cell.setting}",
-    size,
-    "Blocks, and in brackets predictions, of the text at each length.",
+    {
+        "blocks": (lambda cell: str(cell.blocks), printed_size("blocks")),
+        "predictions": (lambda cell: f"{cell.predictions:,}", printed_size("predictions")),
+        "run in": (lambda cell: cell.setting, lambda model, L: report.MISSING),
+    },
+    "The text at each length.",
 )
 
 # %% [markdown]
@@ -168,34 +178,44 @@ by_length(
 
 
 # %% tags=["hide-input"]
-def solved(cell):
-    """J0, and of both directions the achieved JSD and its error."""
-    found = cell.solutions
-    if found.empty:
-        return report.MISSING
-    rows = found[(found["metric"] == "jsd") & (found["level"] == 1)].set_index("direction")
-    parts = [report.number(rows["reference"].iloc[0], 4)]
-    for direction in matching.DIRECTIONS:
-        if direction in rows.index:
-            one = rows.loc[direction]
-            parts.append(f"{report.number(one['achieved'], 4)} ({report.number(100 * one['error'], 2)})")
-    return "; ".join(parts)
+def solved(direction):
+    """J0 of a cell (no direction), or what a direction achieved, with its error in percent."""
+
+    def value(cell):
+        found = cell.solutions
+        if not found.empty:
+            found = found[(found["metric"] == "jsd") & (found["level"] == 1)]
+            found = found[found["direction"] == direction] if direction else found
+        if found.empty:
+            return report.MISSING
+        one = found.iloc[0]
+        if not direction:
+            return report.number(one["reference"], 4)
+        return f"{report.number(one['achieved'], 4)} ({report.number(100 * one['error'], 2)})"
+
+    return value
 
 
-def matched(model, L):
-    def printed(condition, metric):
-        return report.published("tableC1_matched", model=model, context=L, condition=condition, metric=metric)
+def matched(direction):
+    def value(model, L):
+        def printed(condition, metric):
+            return report.published("tableC1_matched", model=model, context=L, condition=condition, metric=metric)
 
-    if printed("pot_m1", "J0") is None:
-        return report.MISSING
-    sides = [f"{printed(side, 'achieved_jsd')} ({printed(side, 'rel_err')})" for side in ("flatten", "sharpen")]
-    return "; ".join([str(printed("pot_m1", "J0")), *sides])
+        if not direction:
+            return report.text(printed("pot_m1", "J0"))
+        found = printed(direction, "achieved_jsd")
+        return report.MISSING if found is None else f"{found} ({printed(direction, 'rel_err')})"
+
+    return value
 
 
 by_length(
-    solved,
-    matched,
-    "J₀; JSD of the matched flattening; of the matched sharpening, in nats. In brackets the error in percent of J₀.",
+    {
+        "J₀": (solved(""), matched("")),
+        "flattening": (solved("flatten"), matched("flatten")),
+        "sharpening": (solved("sharpen"), matched("sharpen")),
+    },
+    "Mean JSD in nats: J₀ and what the temperatures achieve, with the error in percent.",
 )
 
 # %% [markdown]
@@ -221,45 +241,54 @@ figures_distortion.forest(panels("D_R(21)", "D_R21"), xlabel="$D_R(21)$ (nats)")
 CODES = {"pos": "positive", "neg": "negative", "no": "unresolved"}
 
 
-def shown(estimate):
-    return report.MISSING if estimate is None else f"{report.interval(estimate)}, {estimate.resolved}"
+def value(metric, symbol):
+    def ours(cell):
+        estimate = cell.contrast(metric)
+        return report.MISSING if estimate is None else report.interval(estimate)
 
-
-def printed(symbol):
-    def cell(model, L):
+    def theirs(model, L):
         rows = report.published_rows("c2_long_context", model=model, context=L, metric=symbol)
         if not len(rows):
             return report.MISSING
-        state = CODES[rows["resolved"].iloc[0]]
-        value = (
-            "no value printed"
-            if rows["value"].isna().all()
-            else str(paper.value("c2_long_context", model=model, context=L, metric=symbol))
-        )
-        return f"{value}, {state}"
+        if rows["value"].isna().all():
+            return "not printed"
+        return str(paper.value("c2_long_context", model=model, context=L, metric=symbol))
 
-    return cell
+    return ours, theirs
 
 
-by_length(
-    lambda cell: shown(cell.contrast("D_R(21)")), printed("D_R21"), "D_R(21) in nats per token, 95 % intervals."
-)
+def state(metric, symbol):
+    def ours(cell):
+        estimate = cell.contrast(metric)
+        return report.MISSING if estimate is None else estimate.resolved
 
-# %% tags=["hide-input"]
+    def theirs(model, L):
+        rows = report.published_rows("c2_long_context", model=model, context=L, metric=symbol)
+        return CODES[rows["resolved"].iloc[0]] if len(rows) else report.MISSING
+
+    return ours, theirs
+
+
 plain, fine = conditions.allocation_contrast(21)
 
 
-def share(cell):
+def removed(cell):
     part = cell.removed(plain, fine)
     return report.MISSING if part is None else report.number(part)
 
 
 by_length(
-    share,
-    lambda model, L: report.text(
-        report.published("c2_long_context", model=model, context=L, metric="degradation_removed")
-    ),
-    "Share of the loss increase of R = 1 that R = 4 removes, in percent; a ratio of means without an interval.",
+    {
+        "D_R(21) (nats)": value("D_R(21)", "D_R21"),
+        "resolved": state("D_R(21)", "D_R21"),
+        "removed (%)": (
+            removed,
+            lambda model, L: report.text(
+                report.published("c2_long_context", model=model, context=L, metric="degradation_removed")
+            ),
+        ),
+    },
+    "Allocation, 95 % intervals. Removed: share of the loss of R = 1 that R = 4 takes away, a ratio of means.",
 )
 
 # %% [markdown]
@@ -271,7 +300,8 @@ figures_distortion.forest(panels("D_T(J0)", "D_T_J0"), xlabel="$D_T(J_0)$ (nats)
 
 # %% tags=["hide-input"]
 by_length(
-    lambda cell: shown(cell.contrast("D_T(J0)")), printed("D_T_J0"), "D_T(J₀) in nats per token, 95 % intervals."
+    {"D_T(J₀) (nats)": value("D_T(J0)", "D_T_J0"), "resolved": state("D_T(J0)", "D_T_J0")},
+    "Direction, 95 % intervals.",
 )
 
 # %% [markdown]
@@ -283,36 +313,28 @@ by_length(
 
 
 # %% tags=["hide-input"]
-def output(text, metric, scale):
-    def cell(one):
-        estimate = one.mean_output(text, metric)
+def output(text, code, metric, symbol, scale):
+    def ours(cell):
+        estimate = cell.mean_output(text, metric)
         return report.MISSING if estimate is None else report.interval(estimate, lambda x: scale * x)
 
-    return cell
+    def theirs(model, L):
+        return report.text(report.published("c2_long_context", model=model, condition=code, metric=symbol, context=L))
+
+    return ours, theirs
 
 
-rows = {}
-for text, code in ((plain, "K21_R1"), (fine, "K21_R4")):
-    for metric, theirs, scale, unit in (
-        ("jsd", "output_jsd", 1, "JSD (nats)"),
-        ("top1", "top1_agree", 100, "top-1 (%)"),
-    ):
-        for L in lengths:
-            ours = {cell.model: output(text, metric, scale)(cell) for cell in cells[L]}
-            their = report.published_rows("c2_long_context", condition=code, metric=theirs, context=L)
-            values = {f"{name}, measured": value for name, value in ours.items() if value != report.MISSING}
-            values |= {
-                f"{one}, published": str(
-                    paper.value("c2_long_context", model=one, condition=code, metric=theirs, context=L)
-                )
-                for one in their["model"]
-            }
-            for name, value in values.items():
-                rows.setdefault(f"{name}, {tokens(L)}", {})[f"{text}: {unit}"] = value
-report.table(
-    pd.DataFrame.from_dict(rows, orient="index").rename_axis("model, length"),
-    "Output distribution under the two grids, against softmax; ours with 95 % intervals where measured.",
-) if rows else Markdown("Neither measured nor published at these lengths.")
+by_length(
+    {
+        f"{what}, R = {R}": output(text, f"K21_R{R}", metric, symbol, scale)
+        for metric, symbol, scale, what in (
+            ("jsd", "output_jsd", 1, "JSD (nats)"),
+            ("top1", "top1_agree", 100, "top-1 (%)"),
+        )
+        for R, text in ((1, plain), (4, fine))
+    },
+    "Output distribution against softmax under the grids with K = 21; ours with 95 % intervals where measured.",
+)
 
 # %% [markdown]
 # ## What agrees, and what does not

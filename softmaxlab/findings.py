@@ -178,7 +178,7 @@ def write_page(root: Path) -> Path:
     from softmaxlab.status import table
 
     stored = Stored(str(root / "results"))
-    head = ("finding", "the paper", f"here ({stored.model} where a model is meant)", "agreement")
+    head = ("finding", "the paper", "here", "agreement")
     parts = [f"### {title}\n\n{table(head, rows(found, stored, root))}" for title, found in tables().items()]
     page = root / "book" / "_generated" / "findings.md"
     page.parent.mkdir(parents=True, exist_ok=True)
