@@ -31,7 +31,7 @@ STORED = "stored"
 
 
 def twin(backend: str) -> str:
-    """The simulator with the semantics of the card that a kernel's backend names. Raises LabError on another backend."""
+    """The simulator with the semantics of the card that a kernel's backend names. LabError on another backend."""
     return BF16_PATH if kernel(backend).arch in ("sm_100", "sm_103") else HOPPER_PATH
 
 

@@ -1,4 +1,4 @@
-"""A gain has an interval over rounds, and counts only by the rule: against stock, against the control, above the floor."""
+"""A gain has an interval over rounds, and counts by the rule alone: against stock and control, above the floor."""
 
 import math
 from pathlib import Path

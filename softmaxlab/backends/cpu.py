@@ -33,7 +33,8 @@ except ImportError as error:  # no wheel of Numba for this system
     _MISSING = f"the CPU backend needs Numba, which cannot be imported ({error})"
 
 #: Scores of a tile: 4 MiB at most. Smaller ones fit a core's own cache better, but the products arrange keys and values
-#: anew for each tile, and with 2,048 keys that costs more than the cache saves (measured: 1 MiB takes 1.35 times as long).
+#: anew for each tile, and with 2,048 keys that costs more than the cache saves (measured: 1 MiB takes 1.35 times as
+#: long).
 ELEMENTS = 2**20
 #: Rows of a tile: fewer than the least make the products slow, more than the most waste work on the diagonal.
 LEAST, MOST = 64, 384

@@ -143,7 +143,7 @@ def calls() -> list[Cell]:
 def steady() -> list[Cell]:
     """Cells that hold a card at its power limit: for long windows, in which its clock has settled."""
     main = [Cell(seq=16384), Cell(head_dim=64), Cell(causal=False), Cell(seq=16384, head_dim=64), Cell()]
-    return main + [Cell(causal=False, head_dim=64), Cell(seq=16384, heads=32, kv_heads=8), Cell("fp16")]
+    return [*main, Cell(causal=False, head_dim=64), Cell(seq=16384, heads=32, kv_heads=8), Cell("fp16")]
 
 
 def quick() -> list[Cell]:
