@@ -56,6 +56,13 @@ def test_a_step_is_measured_stored_and_then_read(tiny_model, tmp_path, monkeypat
         breadth.measure(step, **setting)
 
 
+def test_a_spread_model_is_matched_to_the_same_temperatures(tiny_model):
+    step, setting = Step("long", 64, (1.0,)), SMALL | {"model": str(tiny_model), "results": ""}
+    one, spread = (breadth.measure(step, **setting, device_map=where) for where in ("", {"": "cpu"}))
+    assert one["condition"].unique().tolist() == spread["condition"].unique().tolist()
+    assert one["condition"].str.startswith("temperature").sum() == 4
+
+
 def test_lengths_beyond_the_model_are_told_apart(tiny_model):
     assert breadth.reachable(str(tiny_model), (64, 256, 512)) == ([64, 256], [512])
 
