@@ -10,7 +10,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from softmaxlab import __version__, cli_kernel, cli_zero_shot
+from softmaxlab import __version__, cli_breadth, cli_kernel, cli_zero_shot
 from softmaxlab.errors import LabError
 
 Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
@@ -19,6 +19,7 @@ app = App(name="softmaxlab", version=__version__, default_parameter=Parameter(ne
 app.help = "How accurate must the exponential in attention be, and what does a coarser one buy?"
 cli_kernel.mount(app)
 cli_zero_shot.mount(app)
+cli_breadth.mount(app)
 
 
 @app.command

@@ -181,6 +181,12 @@ def core() -> list[str]:
     return [BASELINE, *grids, *lattices, *family, "mean_threshold()"]
 
 
+def long() -> list[str]:
+    """What is compared within each context length; the matched temperatures depend on the model and come on top
+    (paper C.1)."""
+    return [BASELINE, *allocation_contrast(21), _pot(1)]
+
+
 BF16_PATH = "online(tile=128,tau=8,p=bf16)"
 FP8_PATH = "online(tile=128,tau=0,p=e4m3,max_offset=8)"
 HOPPER_PATH = "online(tile=128,tau=0,p=bf16)"
@@ -241,6 +247,7 @@ SECTIONS = {
     "anchor": anchor,
     "family": family,
     "core": core,
+    "long": long,
     "zero-shot": zero_shot,
 }
 

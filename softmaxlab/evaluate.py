@@ -230,6 +230,7 @@ def prepare(
     used = models.devices(net)
     provenance = {
         "blocks_available": available,
+        **({"max_positions": positions} if positions else {}),
         "token_fingerprint": stream.fingerprint,
         "batch": batch,
         "date": datetime.date.today().isoformat(),

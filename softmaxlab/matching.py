@@ -83,6 +83,7 @@ def solve(
     windows: int = 0,
     dtype: str = "float32",
     device: str = "auto",
+    device_map: str | dict[str, str | int] = "",
     results: str = "results",
     bos: str = "stream",
     tolerance: float = 1e-3,
@@ -94,6 +95,7 @@ def solve(
     Args:
         targets: what to hit; None means the paper's twelve. Open ones are solved together.
         model, corpus, context, windows, dtype, device, results, bos, compiled, progress: as `trajectory.measure`.
+        device_map: as `models.load_model`, for a model that one device does not hold.
         tolerance: relative error wanted; the paper allows 1%.
 
     Returns:
@@ -119,7 +121,7 @@ def solve(
     if missing:
         if store:
             store.check_writable()
-        work = setting.load(device)
+        work = setting.load(device, device_map)
         on = work.tokens.device.type
         fast = on == "cuda" if compiled is None else compiled
 

@@ -23,6 +23,7 @@ from softmaxlab.errors import LabError
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_LAYERS = 30  # of the file whose hash is pinned in softmaxlab.gguf; checked on loading
+EMBEDDED_POSITIONS = 8192  # of the same file
 
 # The ten models of the paper (A.2) by the names used here.
 PAPER_MODELS = {

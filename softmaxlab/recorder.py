@@ -153,8 +153,9 @@ class Recorder:
 
     def mean_divergence(self) -> dict[str, dict[str, float]]:
         """Mean row-wise JSD and TV of each operator over the rows of all heads, layers and windows."""
-        rows = sum(t.shared[0].sum() for t in self.layers.values())
-        means = sum(t.sums[:, :2].sum(-1) for t in self.layers.values()) / rows
+        # Layers may lie on several devices.
+        rows = sum(t.shared[0].sum().cpu() for t in self.layers.values())
+        means = sum(t.sums[:, :2].sum(-1).cpu() for t in self.layers.values()) / rows
         return {name: {"jsd": m[0], "tv": m[1]} for name, m in zip(self.operators, means.tolist(), strict=True)}
 
     def _run(self, function: Callable) -> Callable:

@@ -61,8 +61,16 @@ class Shape:
 #: As the models' own configuration files give them (Hugging Face hub, config.json).
 SHAPES = {
     "smollm2-135m": Shape(30, 576, 1536, 9, 3, 49152, 64, tied=True),
-    "llama-3.1-70b": Shape(80, 8192, 28672, 64, 8, 128256, 128),
+    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151936, 64, tied=True),
+    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 151936, 128, tied=True),
+    "qwen2.5-3b": Shape(36, 2048, 11008, 16, 2, 151936, 128, tied=True),
     "qwen2.5-72b": Shape(80, 8192, 29568, 64, 8, 152064, 128),
+    "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 128256, 64, tied=True),
+    "llama-3.2-3b": Shape(28, 3072, 8192, 24, 8, 128256, 128, tied=True),
+    "llama-3.1-8b": Shape(32, 4096, 14336, 32, 8, 128256, 128),
+    "llama-3.1-70b": Shape(80, 8192, 28672, 64, 8, 128256, 128),
+    "gemma-2-2b": Shape(26, 2304, 9216, 8, 4, 256000, 256, tied=True),
+    "mistral-7b-v0.3": Shape(32, 4096, 14336, 32, 8, 32768, 128),
 }
 #: The two of them that need several cards, by their names in the paper.
 LARGE = {"llama-3.1-70b": "Llama-3.1-70B", "qwen2.5-72b": "Qwen2.5-72B"}
@@ -102,6 +110,7 @@ class Basis:
         model, dtype, backend, device: of the measurement.
         shape: of the model.
         seconds: of a block, by condition; those of single layers are left out.
+        context: tokens of that block.
     """
 
     model: str
@@ -110,6 +119,7 @@ class Basis:
     device: str
     shape: Shape
     seconds: dict[str, float]
+    context: int = 2048
 
 
 def flops_per_block(shape: Shape, context: int) -> float:
@@ -128,15 +138,16 @@ def bases(store: Store, context: int = 2048) -> list[Basis]:
         shape = Shape(**made["shape"]) if "shape" in made else SHAPES.get(key["model"])
         times = frame[~frame.condition.str.contains("@")].set_index("condition")["seconds_per_block"].to_dict()
         if shape and key["context"] == context and BASELINE in times and not key["device"].endswith("CPU"):
-            found.append(Basis(*(key[n] for n in ("model", "dtype", "backend", "device")), shape, times))
+            found.append(Basis(*(key[n] for n in ("model", "dtype", "backend", "device")), shape, times, context))
     return sorted(found, key=lambda basis: (-basis.shape.parameters, -len(basis.seconds)))
 
 
 def seconds(shape: Shape, condition: str, basis: Basis, *, context: int = 2048, blocks: int = 97) -> float:
     """Estimated time of one condition over so many blocks, in seconds; NaN where the condition was not measured."""
     exact, own = basis.seconds[BASELINE], basis.seconds.get(condition, math.nan)
-    matrices = exact * flops_per_block(shape, context) / flops_per_block(basis.shape, context)
-    return blocks * (matrices + (own - exact) * shape.heads / basis.shape.heads)
+    matrices = exact * flops_per_block(shape, context) / flops_per_block(basis.shape, basis.context)
+    scores = (context / basis.context) ** 2 * shape.heads / basis.shape.heads
+    return blocks * (matrices + (own - exact) * scores)
 
 
 def gigabytes(shape: Shape, *, context: int = 2048, itemsize: int = 2) -> tuple[float, float]:
@@ -194,8 +205,8 @@ def _time_table(found: list[Basis]) -> str:
     basis = found[0]
     there = [text for text in ROWS if text in basis.seconds]
     times = {text: [seconds(SHAPES[name], text, basis) for name in LARGE] for text in there}
-    rows = [(code(t), f"{1000 * basis.seconds[t]:.1f}", *map(_hours, times[t])) for t in there]
-    rows.append((f"all {len(there)}", "", *(_hours(sum(of)) for of in zip(*times.values(), strict=True))))
+    rows = [(code(t), f"{1000 * basis.seconds[t]:.1f}", *map(hours, times[t])) for t in there]
+    rows.append((f"all {len(there)}", "", *(hours(sum(of)) for of in zip(*times.values(), strict=True))))
     head = ["condition", f"{basis.model}, ms a block, measured"]
     head += [f"{printed}, 97 blocks, estimated" for printed in LARGE.values()]
     absent = [code(text) for text in ROWS if text not in basis.seconds]
@@ -205,7 +216,10 @@ def _time_table(found: list[Basis]) -> str:
     )
 
 
-def _hours(seconds: float) -> str:
+def hours(seconds: float) -> str:
+    """A time in words: minutes, hours from an hour and a half on; a dash where there is none."""
+    if math.isnan(seconds):
+        return "—"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

@@ -69,16 +69,23 @@ class Setting:
             "protocol": PROTOCOL,
         }
 
-    def load(self, device: str) -> Work:
-        """The model and the first windows of the corpus."""
+    def load(self, device: str, device_map: str | dict[str, str | int] = "") -> Work:
+        """The model, spread by `device_map` if given, and the first windows of the corpus."""
         if device == "mps" or (device == "auto" and models.pick_device(device) == "mps"):
             raise LabError("device mps has no float64, which divergences need: use cpu or cuda")
         names = {k: v for k, v in self.key().items() if k not in ("windows", "protocol")}
         exact = Softmax()
         key = LossKey(**names, backend="reference", condition=str(exact), condition_json=exact.json())
+        # Refuses more windows than there are.
         work = prepare(
-            self.model, self.corpus, {str(exact): key}, blocks=self.windows, device=device, batch=0
-        )  # refuses more windows than there are
+            self.model,
+            self.corpus,
+            {str(exact): key},
+            blocks=self.windows,
+            device=device,
+            batch=0,
+            device_map=device_map,
+        )
         work.tokens = work.tokens[: self.key()["windows"]]
         work.provenance |= {"date": datetime.date.today().isoformat(), "windows": len(work.tokens)}
         return work
@@ -248,8 +255,7 @@ def measure(
     """
     wanted = parse_operators(operators)
     setting = Setting(model, corpus, context, windows, dtype, bos)
-    keys = {t: {**setting.key(), "operator": t, "operator_json": op.json()} for t, op in wanted.items()}
-    shared_key = {**setting.key(), "quantity": "shared"}
+    keys, shared_key = _keys(setting, wanted)
     store = Store(find_results(results)) if results else None
     found = {t: store.get_table(KIND, k) for t, k in keys.items()} if store else dict.fromkeys(keys)
     shared = store.get_table(KIND, shared_key) if store else None
@@ -269,6 +275,20 @@ def measure(
         found |= new
     sums = pd.concat([found[t].assign(operator=t) for t in keys], ignore_index=True)
     return Trajectory(sums[["operator", *sums.columns.drop("operator")]], shared)
+
+
+def is_stored(operators: Sequence[str], setting: Setting, results: str = "results") -> bool:
+    """Whether `measure` would find every one of these operators, so that it neither loads a model nor computes."""
+    keys, shared = _keys(setting, parse_operators(operators))
+    store = Store(find_results(results))
+    return all(store.get_table(KIND, key) is not None for key in (shared, *keys.values()))
+
+
+def _keys(setting: Setting, wanted: dict[str, Operator]) -> tuple[dict[str, dict], dict]:
+    """The key of each operator's table, and of the one that all operators share."""
+    fixed = setting.key()
+    keys = {t: {**fixed, "operator": t, "operator_json": op.json()} for t, op in wanted.items()}
+    return keys, {**fixed, "quantity": "shared"}
 
 
 def _tables(recorder: Recorder) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:

@@ -1,0 +1,183 @@
+"""The findings about the kernel, as the front page lists them (see `findings`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from softmaxlab import kernel_fidelity, report, semantic_endpoints
+from softmaxlab.bench import gains, kernels, read
+from softmaxlab.bench.cells import Cell
+from softmaxlab.conditions import BASELINE
+from softmaxlab.errors import LabError
+from softmaxlab.fa4 import audit, gate_record, gates, throughput
+from softmaxlab.findings import Finding, Stored, Value, estimated, printed
+from softmaxlab.lookup import REFERENCE as MODEL
+from softmaxlab.lookup import published, published_rows
+from softmaxlab.store import Store
+
+#: The shape of which the front page speaks: the longest that was timed at the card's power limit.
+CELL = Cell(dtype="bf16", causal=True, seq=16384, heads=16, head_dim=128)
+_SHAPE = "BF16, causal, 16K"
+_PACKED = "packed(4,3)"
+
+
+def _semantic(label: str):
+    row = next(r for r in semantic_endpoints.TABLE_B2 if r.label == label)
+
+    def value(stored: Stored) -> Value | None:
+        losses = Store(stored.results).frame(
+            model=stored.model,
+            corpus="wikitext103",
+            context=2048,
+            bos="stream",
+            dtype="float32",
+            backend=row.arm.backend,
+            condition=[BASELINE, row.arm.condition],
+        )
+        if set(losses["condition"]) != {BASELINE, row.arm.condition}:
+            return None
+        ours = semantic_endpoints.delta(losses, row.arm)
+        theirs = published("tableB2_semantic_fidelity", model=MODEL, condition=row.published, metric="dnll")
+        return estimated(ours, theirs, kind=row.arm.kind)
+
+    return value, published("tableB2_semantic_fidelity", model=MODEL, condition=row.published, metric="dnll")
+
+
+_BF16, _BF16_PRINTED = _semantic("H15, τ = 8")
+_FIVE = published_rows("table2_fidelity", path="bf16_kernel", metric="dnll")["value"]
+
+
+def _kernel(stored: Stored) -> Value | None:
+    runs = [r for r in kernel_fidelity.stored(stored.results) if r.model == stored.model and "h15()" in r.conditions]
+    return estimated(runs[0].measured("h15()"), _FIVE) if runs else None
+
+
+def _gates(stored: Stored) -> Value | None:
+    # The folder itself: a relative one would fall back to the records beside the package.
+    path = Path(stored.results) / gate_record.FILE
+    record = gate_record.read(path) if path.is_file() else None
+    if record is None or record.kind != "measured":
+        return None
+    table = gates.verdict(record.frame)
+    offered = table[table["offered"]]
+    green = int((offered["passed"] == offered["gates"]).sum())
+    said = "agrees: nothing outside" if green == len(offered) else f"differs: {len(offered) - green} with a red gate"
+    return Value(f"{green} of {len(offered)} offered variants all green, {offered['gates'].sum():,} readings", said)
+
+
+def _counts(stored: Stored) -> Value | None:
+    try:
+        frame, _ = audit.stored(stored.results)
+    except LabError:
+        return None
+    known = throughput.compare(frame)
+    known = known[known["exposed"].notna()]
+    low, high = known[["overlapped", "exposed"]].min(axis=1), known[["overlapped", "exposed"]].max(axis=1)
+    inside = int(((known["published"] >= low) & (known["published"] <= high)).sum())
+    return Value(
+        f"{inside} of {len(known)} published gains lie between two limits from instruction counts",
+        "agrees" if inside == len(known) else f"differs in {len(known) - inside}: counts alone do not foretell a gain",
+        "compiled",
+    )
+
+
+def _timed(kernel: str, theirs: float | None):
+    def value(stored: Stored) -> Value | None:
+        try:
+            table = gains.table(stored.results, "duration")
+        except LabError:
+            return None
+        rows = table[(table["cell"] == str(CELL)) & (table["kernel"] == kernel)]
+        if rows.empty:
+            return None
+        row = rows.iloc[-1]
+        bounds = "" if pd.isna(row["stock_low"]) else f" [{_signed(row['stock_low'])}, {_signed(row['stock_high'])}]"
+        text = f"{_signed(row['stock'])}{bounds} % ({_SHAPE}, {row['gpu']})"
+        if theirs is None:
+            than = "" if row["verdict"] == gains.UNRESOLVED else " than stock"
+            said = f"nothing published; {row['verdict']}{than}"
+        elif row["verdict"] == gains.UNRESOLVED:
+            said = "differs: not resolved here"
+        else:
+            same = (row["verdict"] == gains.FASTER) == (theirs > 0)
+            said = "same sign, resolved; another GPU" if same else f"differs: {row['verdict']} on this GPU"
+        return Value(text, said)
+
+    return value
+
+
+def _energy(stored: Stored) -> Value | None:
+    try:
+        table = read.energies(stored.results)
+    except LabError:
+        return None
+    rows = table[(table["cell"] == str(CELL)) & (table["kernel"] == "h15")].dropna(subset=["vs_stock"])
+    if rows.empty:
+        return None
+    # One loop a kernel has no interval; what the control's loop differs by is the least that counts.
+    control = table[(table["cell"] == str(CELL)) & (table["kernel"] == kernels.CONTROL)]["vs_stock"].abs().max()
+    ours = rows["vs_stock"].mean()
+    if abs(ours) <= control:
+        said = "differs: within what the control moves"
+    else:
+        said = "same sign; another GPU" if ours < 0 else "differs: more energy on this GPU"
+    return Value(f"{_signed(ours)} % ({_SHAPE}, {rows['gpu'].iloc[0]}), no interval", said)
+
+
+def _signed(value: float) -> str:
+    return report.number(value) if value < 0 else f"+{report.number(value)}"
+
+
+_GAIN = published("tableB5a_main", dtype="bf16", seq=16384, head_dim=128, kernel="A1_vs_A0", metric="speedup")
+_GAINS = published_rows("tableB5a_main", kernel="A1_vs_A0", metric="speedup")["value"]
+_ENERGY = published("tableB5f_energy", kernel="A1_vs_A0", metric="energy_change")
+_OUTSIDE = published("gates", metric="outside_envelope_with_tolerance")
+_ELEMENTS = int(published_rows("gates", metric="outside_envelope_with_tolerance")["n_elements"].iloc[0])
+
+FINDINGS = [
+    Finding(
+        "Seen tile by tile, Rowmax-H15 costs as little as on whole rows",
+        printed(_BF16_PRINTED, "nats", f"{MODEL}, simulated"),
+        "08",
+        "table-b2",
+        _BF16,
+    ),
+    Finding("So does the patched kernel", printed(_FIVE, "nats", "five models, B200"), "11", "table-2", _kernel),
+    Finding(
+        "The patched kernel computes the operator that is meant",
+        f"{_OUTSIDE} of {_ELEMENTS:,} weights outside (H15, B200)",
+        "09",
+        "gates",
+        _gates,
+    ),
+    Finding(
+        "Instruction counts foretell what a patch gains",
+        f"none; its gains: {printed(_GAINS, '%', 'B200')}",
+        "10",
+        "gains",
+        _counts,
+    ),
+    Finding(
+        "Rowmax-H15 makes a forward faster",
+        f"+{_GAIN} % ({_SHAPE}, B200)",
+        "12",
+        "",
+        _timed("h15", _GAIN.value),
+    ),
+    Finding(
+        "Rowmax-H15 makes a forward take less energy",
+        printed(_ENERGY, "%", "FP8, causal, 16K, B200"),
+        "12",
+        "",
+        _energy,
+    ),
+    Finding(
+        f"Two weights an instruction, `{_PACKED}`, make a forward faster",
+        report.MISSING,
+        "14",
+        "",
+        _timed(_PACKED, None),
+    ),
+]
