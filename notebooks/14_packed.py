@@ -17,9 +17,9 @@
 # (packed-exponential)=
 # # A packed exponential
 #
-# The paper's bit trick {cite:p}`zhu2026softmax` trades one special-function instruction for four others a score. On
-# Blackwell, where half of the special-function unit is what FlashAttention-4 waits for, that can pay; on Hopper it
-# does not ({ref}`compiler`). This chapter has another way to the same lattice. It needs fewer instructions than the
+# The paper's bit trick {cite:p}`zhu2026softmax` trades one special-function instruction a score for others. On
+# Blackwell, whose special-function unit is slow beside its tensor cores, that can pay; on Hopper it does not
+# ({ref}`when-it-pays`). This chapter has another way to the same lattice. It needs fewer instructions than the
 # stock exponential, not more, and is not in the paper.
 #
 # 1. How do bits of a score become bits of a weight?
@@ -52,7 +52,7 @@ figures.style()
 #
 # $x = (s - m)\log_2 e \le 0$ is a score's exponent in octaves below the row's anchor $m$. $Q_k(x)$ rounds it to a
 # multiple of $2^{-k}$, half to even, and $S(q) = 2^{\lfloor q \rfloor}(1 + q - \lfloor q \rfloor)$ is the line between
-# powers of two ({ref}`h15-family`). The **code** of a score is the integer $n = 2^k\,(Q_k(x) + 127)$, 0 where that is
+# powers of two ({ref}`h15`). The **code** of a score is the integer $n = 2^k\,(Q_k(x) + 127)$, 0 where that is
 # negative. `packed(k,levels)` is the kernel that makes weights from codes and adds them in BF16 for that many levels of
 # pairs before it goes on in FP32; `packed` alone is `packed(4,3)`.
 #
