@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
@@ -45,6 +46,11 @@ def number(value: float, digits: int = 3) -> str:
     exponent = math.floor(math.log10(abs(rounded)))
     style = f".{digits - 1}e" if exponent < -5 else f",.{max(0, digits - 1 - exponent)}f"
     return f"{rounded:{style}}".replace("-", "−")
+
+
+def minus(text: str) -> str:
+    """The text with a true minus sign before numbers; hyphens of names, dates and ranges stay."""
+    return re.sub(r"(?<![\w.\]\)])-(?=\d)", "−", text)
 
 
 def text(value: Published | None) -> str:
@@ -211,7 +217,11 @@ def table(frame: pd.DataFrame, caption: str) -> Styler:
     wrap = {"selector": "th", "props": "white-space: normal; max-width: 26rem; min-width: 3rem"}
     longest = max((len(str(name)) for name in frame.index), default=0)
     names = {"selector": "th.row_heading", "props": f"min-width: {min(0.5 * longest, 9):g}rem"}
-    return styler.format(na_rep=MISSING).set_table_styles([wrap, names])
+    return styler.format(_cell, na_rep=MISSING).set_table_styles([wrap, names])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6f}" if isinstance(value, float) else minus(str(value))
 
 
 def _shown(value: object, style: Callable[..., str]) -> str:

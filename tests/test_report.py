@@ -202,3 +202,17 @@ def test_values_show_a_dash_for_what_is_not_there_and_text_as_it_is():
     html = report.values(rows, what="x", ours="m", theirs="p", caption="C").to_html()
     (shown,) = pd.read_html(io.StringIO(html), index_col=0, converters={1: str, 2: str})
     assert shown.to_numpy().tolist() == [["0.00123", "0.151"], ["—", "from 1 to 2"], ["37", "—"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("-4.9 [-5.7, -4.0]", "−4.9 [−5.7, −4.0]"),
+        ("2026-11-30, sm-90, x-3", "2026-11-30, sm-90, x-3"),
+        ("8.22e-06", "8.22e-06"),
+        ("top-1 is -0.991", "top-1 is −0.991"),
+    ],
+)
+def test_a_true_minus_stands_before_numbers_alone(given, shown):
+    assert report.minus(given) == shown
+    assert shown in report.table(pd.DataFrame({"x": [given]}), "A").to_html()
