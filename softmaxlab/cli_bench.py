@@ -1,0 +1,263 @@
+"""The commands of `softmaxlab bench`. No logic of their own, as in `cli`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from softmaxlab.errors import LabError
+
+if TYPE_CHECKING:
+    from softmaxlab.bench.turns import Outcome
+
+PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input
+
+bench = App(name="bench", default_parameter=Parameter(negative=()))
+bench.help = (
+    "Time, energy and counters of FlashAttention-4's kernel with another exponential, on this machine's GPU; and the "
+    "cost of operators beside torch's attention, on GPU or CPU."
+)
+
+Cells = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+Kernels = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+
+
+@bench.command
+def latency(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    graphs: bool = False,
+    sweeps: int = 0,
+    window_ms: float = 0,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Call latency by the paper's protocol, or with --graphs the kernels' duration through CUDA graphs.
+
+    Parameters
+    ----------
+    cells
+        Sets (paper, hopper, calls, steady, quick) or shapes such as bf16/causal/8192/h32/kv8/d128.
+    kernels
+        Variants of FlashAttention-4 such as h15 "s(3)" "poly(2,all)", and sdpa-flash, sdpa-efficient, sdpa-cudnn
+        (together: references). stock and control are always among them.
+    graphs
+        One process, kernels interleaved, a graph of calls with rotating inputs: for calls that the host bounds.
+    sweeps
+        With --graphs: replays of each kernel; 0 for 21.
+    window_ms
+        With --graphs: about how long a replay takes; 0 for 20. Longer ones even out the clock of a GPU at its power
+        limit.
+    results
+        Folder of the record; a rehearsal writes into the cache unless one is named.
+    limit
+        Seconds after which it stops; the same command goes on from there.
+    rehearse
+        Without a GPU: a kernel in PyTorch and times that are made up.
+    """
+    from softmaxlab.bench import latency as programs
+    from softmaxlab.bench.kernels import DEFAULT
+
+    program = programs.duration if graphs else programs.run
+    where = _folder(results, rehearse)
+    numbers = programs.REHEARSAL if rehearse and not graphs else {}
+    for name, value in {"sweeps": sweeps, "window_ms": window_ms}.items():
+        if value and (not graphs or value < 0):
+            raise LabError(f"{name} is {value}, but must be above 0 and goes with --graphs only")
+        numbers |= {name: value} if value else {}
+    outcome = program(cells or ["quick"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit, **numbers)
+    _end("duration" if graphs else "latency", outcome, where, rehearse)
+
+
+@bench.command
+def energy(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    seconds: float = 45.0,
+    rounds: int = 1,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Board energy of a forward pass: a sustained loop of each kernel, power sampled at 100 ms.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`; the default cell is the paper's causal 16K.
+    seconds
+        Of a loop.
+    rounds
+        Loops of each kernel, in alternating order.
+    """
+    from softmaxlab.bench import energy as programs
+
+    where = _folder(results, rehearse)
+    protocol = programs.REHEARSAL if rehearse else programs.Protocol(seconds=seconds)
+    outcome = programs.run(
+        cells or ["bf16/causal/16384"],
+        kernels or ["h15"],
+        protocol,
+        rounds=rounds,
+        results=where,
+        rehearse=rehearse,
+        limit=limit,
+    )
+    _end("energy", outcome, where, rehearse)
+
+
+@bench.command
+def counters(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Hardware counters by Nsight Compute: XU, ALU, FMA and tensor pipes, instructions, registers.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`; the default cell is causal 8K.
+    """
+    from softmaxlab.bench import counters as programs
+    from softmaxlab.bench.kernels import DEFAULT
+
+    where = _folder(results, rehearse)
+    outcome = programs.run(
+        cells or ["bf16/causal/8192"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit
+    )
+    _end("counters", outcome, where, rehearse)
+
+
+@bench.command
+def timeline(
+    *,
+    cells: Cells = None,
+    kernels: Kernels = None,
+    results: str = "results",
+    limit: float = 0,
+    rehearse: bool = False,
+) -> None:
+    """Kernel duration, launch cost and call latency of a traced run, by torch's profiler.
+
+    Parameters
+    ----------
+    cells, kernels, results, limit, rehearse
+        As of `bench latency`.
+    """
+    from softmaxlab.bench import timeline as programs
+
+    where = _folder(results, rehearse)
+    fewer = programs.REHEARSAL if rehearse else {}
+    outcome = programs.run(
+        cells or ["quick"], kernels or ["h15"], results=where, rehearse=rehearse, limit=limit, **fewer
+    )
+    _end("timeline", outcome, where, rehearse)
+
+
+@bench.command
+def operators(
+    *,
+    device: str = "cpu",
+    backend: Kernels = None,
+    context: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
+    dtype: Kernels = None,
+    operators: Kernels = None,
+    attention_only: bool = False,
+    rounds: int = 7,
+    again: bool = False,
+    memory: Annotated[bool, Parameter(negative="--no-memory")] = True,
+    limit: float = 0,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    results: str = "results",
+) -> None:
+    """What each operator costs beside torch's sdpa, in interleaved rounds; what is stored is not measured again.
+
+    Parameters
+    ----------
+    device
+        cpu or cuda.
+    backend
+        fused, reference, …; fused if none is given.
+    context
+        Tokens, e.g. 2048 8192 16384 32768; 2048 if none is given.
+    dtype
+        float32, bfloat16; float32 if none is given.
+    operators
+        Text forms; a set of all families if none is given.
+    attention_only
+        Leave out the passes of the whole embedded model.
+    rounds
+        Of each case; the ratio is their median.
+    again
+        Measure what is stored too.
+    memory
+        Read peak memory.
+    limit
+        Seconds after which it stops; the same command goes on from there.
+    as_json
+        What is stored of the device, as JSON.
+    results
+        Folder of the record.
+    """
+    from softmaxlab.bench import operator_rows
+    from softmaxlab.bench import operators as program
+
+    outcome = program.run(
+        device=device,
+        contexts=context or [2048],
+        dtypes=dtype or ["float32"],
+        modes=["attention"] if attention_only else program.MODES,
+        operators=operators or program.OPERATORS,
+        names=backend or ["fused"],
+        rounds=rounds,
+        again=again,
+        memory=memory,
+        limit=limit,
+        results=results,
+    )
+    rows = operator_rows.stored(results, [device])
+    print(json.dumps(rows, indent=1) if as_json else operator_rows.text(rows))
+    print(outcome, file=sys.stderr if as_json else sys.stdout)
+    if outcome.partial:
+        sys.exit(PARTIAL)
+
+
+@bench.command
+def show(program: str, /, *, results: str = "results") -> None:
+    """Print the table of what is stored.
+
+    Parameters
+    ----------
+    program
+        latency, duration, energy, counters or timeline.
+    results
+        Folder of the record.
+    """
+    from softmaxlab.bench import read
+
+    print(read.text(program, results))
+
+
+def _folder(results: str, rehearse: bool) -> str:
+    from softmaxlab.bench.session import rehearsal_folder
+
+    return rehearsal_folder() if rehearse and results == "results" else results
+
+
+def _end(program: str, outcome: Outcome, results: str, rehearse: bool) -> None:
+    from softmaxlab.bench import read
+
+    print(read.text(program, results, rehearsed=rehearse))
+    print(outcome)
+    if outcome.partial:
+        sys.exit(PARTIAL)
