@@ -58,8 +58,9 @@ figures.style()
 #
 # $$ \Delta\mathrm{NLL} = \tfrac1n \sum_b \left(\mathrm{NLL}_b(A1) - \mathrm{NLL}_b(A0)\right), $$ (eq-a1-a0)
 #
-# with the paired bootstrap of {ref}`framework-statistics`: blocks are resampled, and both kernels with them. Whatever
-# the stock kernel itself does differently from another program is in both terms and drops out.
+# with the paired bootstrap of {ref}`framework-statistics`: blocks are resampled, and both kernels with them. What the
+# stock kernel does differently from another program by a constant is in both terms and drops out; its rounding does not
+# cancel block by block, and is noise that the interval over blocks contains.
 #
 # **The simulator's estimate** is the same contrast through `online(…)`, each side again in BF16 and with the
 # semantics of the card that ran the kernel. On Hopper the anchor follows every tile and P is rounded to BF16; on
@@ -350,7 +351,7 @@ largest = block0["value"].abs().max()
 smallest = printed[printed["path"] == "bf16_kernel"]["value"].min()
 text = (
     f"The paper's largest difference, {report.number(largest)} nats, exceeds its smallest effect, {report.number(smallest)}. "
-    "It says so itself; in the paired contrast the stock kernel's own rounding drops out, because A1 has it too."
+    "It says so itself; in the paired contrast what both kernels share drops out, and the rest is noise over blocks."
 )
 if wired:
     worst = max((abs(e.per_block[0]), run.model, name) for run, _ in tables for name, e in run.wiring().items())
@@ -385,7 +386,7 @@ listed = [
 # %% [markdown]
 # ## What this page does not show
 #
-# - **No FP8.** Hopper's forward kernel takes none, and the paper's own direct FP8 run was unusable; its FP8 row is a
+# - **No FP8.** FlashAttention-4's Hopper forward takes none, and the paper's own direct FP8 run was unusable; its FP8 row is a
 #   simulation.
 # - **No lagging anchor on Hopper.** What a lag of eight octaves costs on Blackwell is simulated in
 #   {ref}`kernel-semantics` and measured only by the paper.

@@ -126,7 +126,7 @@ Markdown(
 # (vocabulary-loss)=
 # ## Does the output move as the loss does?
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary", "caption": "Loss increase against the divergence of the output distribution (left) and against the share of predictions whose most probable token is another one (right). Filled: one point a condition, measured, 95 % intervals of \u0394NLL. Hollow: the paper's ten models under Rowmax-PoT with a largest exponent of 20, published (Table 3), no intervals."}, "image": {"alt": "Two scatter plots on logarithmic axes, loss increase in nats against Jensen-Shannon divergence of the next-token distribution and against the percentage of changed first tokens, with one marker for each kind of approximation and hollow markers for ten published models."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary", "caption": "Loss increase against the divergence of the output distribution (left) and against the share of predictions whose most probable token is another one (right). Filled: one point a condition, measured, 95 % intervals of \u0394NLL. Hollow: the paper's ten models under Rowmax-PoT with a largest exponent of 20, published (Table 3), no intervals."}, "image": {"alt": "Two scatter plots on logarithmic axes, loss increase in nats against Jensen-Shannon divergence of the next-token distribution and against the percentage of changed most probable tokens, with one marker for each kind of approximation and hollow markers for ten published models."}}
 changes = [statistics.delta_nll(losses, text) for text in table.index]
 drawn = report.points(changes).set_index(table.index)
 drawn = drawn.assign(jsd=table["jsd"], changed=100 * (1 - table["top1"]))
@@ -288,9 +288,9 @@ Markdown(
     + f". {'Of the unresolved' if open_ else 'Smallest in |ΔNLL|'}{', the one that moves the output most' if open_ else ''} is "
     f"`{worst}`: at a ΔNLL of "
     f"{report.interval(statistics.delta_nll(losses, worst))} nats, "
-    f"{report.number(100 * (1 - table.loc[worst, 'top1']))} % of the predictions have another first token, and the output "
+    f"{report.number(100 * (1 - table.loc[worst, 'top1']))} % of the predictions have another most probable token, and the output "
     f"JSD is {report.number(table.loc[worst, 'jsd'])} nats.\n\n"
-    f"**Published**: Gemma-2-2B agrees with its own softmax in {gemma['top1_agree']} % of the first tokens under "
+    f"**Published**: Gemma-2-2B agrees with its own softmax in {gemma['top1_agree']} % of the most probable tokens under "
     f"Rowmax-PoT, the least of the ten models, at a perplexity increase of {gemma['ppl_change']} %."
 )
 
@@ -317,7 +317,7 @@ report.table(
 # - **No test.** The coefficients are over conditions that somebody chose, within one model. They predict nothing about
 #   a condition that is not among them.
 # - **No equivalence.** A small divergence is an average over positions. It does not say that no single prediction
-#   changed much, and the share of changed first tokens counts changes between two near-equal candidates like any other.
+#   changed much, and the share of changed most probable tokens counts changes between two near-equal candidates like any other.
 # - **No text.** Predictions are made with the true text before them. What a model would write after its first changed
 #   token is another question.
 # - **Not the paper's reference model, by default.** Re-run the page with `-p model qwen2.5-1.5b` to compare like with

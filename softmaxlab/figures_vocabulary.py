@@ -28,7 +28,7 @@ def kind(text: str) -> str:
 
 
 def output_against_loss(table: pd.DataFrame, published: pd.DataFrame, *, model: str) -> Figure:
-    """Divergence of the output distribution, and how often its first token changes, beside the loss increase.
+    """Divergence of the output distribution, and how often its most probable token changes, beside the loss increase.
 
     Args:
         table: indexed by condition; columns value, low, high (ΔNLL in nats), jsd (nats), changed (percent of the
@@ -53,7 +53,7 @@ def output_against_loss(table: pd.DataFrame, published: pd.DataFrame, *, model: 
             ax.set_xscale("log" if (positive > 0).any() else "linear")
         plain_ticks(ax, "x")
     left.set(xlabel="JSD of the output distributions (nats)", ylabel="ΔNLL against softmax (nats)", title=model)
-    right.set(xlabel="predictions with another first token (%)")
+    right.set(xlabel="predictions with another most probable token (%)")
     handles = {label: h for ax in (right, left) for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     fig.legend(handles.values(), handles.keys(), **KEY | {"loc": "outside upper left", "bbox_to_anchor": None}, ncols=3)
     plt.close(fig)

@@ -52,7 +52,7 @@ def capped(s, cap):
     p = tl.fma(y2, p, 0.13332480524900228)
     p = tl.fma(y2, p, -0.3333331467672164)
     near = tl.fma(y * y2, p, y)
-    far = 1 - 2 / (tl.exp2(2 * LOG2E * a) + 1)
+    far = 1 - 2 / (tl.exp2(a * (2 * LOG2E)) + 1)
     return cap * tl.where(a < 0.55, near, tl.where(y < 0, -far, far))
 
 
@@ -87,7 +87,7 @@ def lattice_index(s, m, offset, c0, c1, ANCHOR: tl.constexpr):
         t = tl.minimum(tl.fma(s - m[:, None], c0, -offset[:, None]) + MAGIC, MAGIC)
     else:
         t = (nearest_integer(s * c0) - offset[:, None]) + MAGIC
-    return tl.maximum(t, MAGIC + c1)
+    return tl.maximum(t, c1 + MAGIC)
 
 
 @triton.jit
@@ -186,7 +186,7 @@ def weights(
         else:
             w = tl.exp2((t - MAGIC) * c2)
         if DROP:
-            w = tl.where(t < MAGIC + c3, 0.0, w)
+            w = tl.where(t < c3 + MAGIC, 0.0, w)
     elif MAP == "s":
         n, f = whole_and_fraction(s - m[:, None], c0, c1, c2)
         w = (f + 1) * power_of_two(n)
