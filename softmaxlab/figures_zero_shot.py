@@ -44,7 +44,8 @@ def changes(ours: pd.DataFrame, published: pd.DataFrame, tasks: Sequence[str], *
         ax.grid(False, axis="y")
     for ax in axes.flat[len(panels) :]:
         ax.axis("off")
-    for ax in axes[-1]:
+    for ax in axes.flat[max(0, len(panels) - columns) : len(panels)]:  # the lowest of each column
+        ax.tick_params(labelbottom=True)
         ax.set_xlabel("change (points)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper left", ncols=1, frameon=False)

@@ -126,6 +126,8 @@ def test_the_figure_draws_ours_with_intervals_and_the_papers_hollow(found):
     assert lines["m"].get_markerfacecolor() == drawing.OURS
     assert lines[REFERENCE].get_xdata().tolist() == [0.02, -0.16, 0.04, 0.17, -0.16, 0.32]
     assert lines[REFERENCE].get_markerfacecolor() == "white"
+    labelled = [title for title, ax in axes.items() if ax.get_xlabel()]
+    assert labelled == conditions.zero_shot()[3:]  # the last of each column, also above an empty place
     assert lines["m"].get_ydata().round().tolist() == [0, -1, -2, -3, -4, -5]  # in the order of the table
 
 
