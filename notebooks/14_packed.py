@@ -422,8 +422,8 @@ Markdown(" ".join(sentences) or "No losses of the kernel are stored.")
 # - **Blackwell.** Compiled and counted only. E4M3 would need no shift at all at $k = 3$: the code is the byte.
 # - **Gradients** are refused. The backward pass recomputes the exact exponential.
 # - **One model, two boards.** The loss is of a small model with head dimension 64. Bursts, counters and energy are of one
-#   H200, steady windows of another. Why `packed(1,3)`, the same instructions with other bits, is a point ahead of
-#   `packed(4,3)` in the steady cells is not known; perhaps its bits cost less power.
+#   H200, steady windows of another. `packed(1,3)`, the same instructions with other bits, has the larger mean in
+#   each steady cell; whether it is faster is not resolved in all of them, and why it should be is not known.
 
 # %% tags=["hide-input"]
 fp16 = Packed(4, p="fp16")
