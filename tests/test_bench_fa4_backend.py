@@ -12,7 +12,7 @@ from softmaxlab.attention import inject
 from softmaxlab.backends.fa4 import Kernel, attend
 from softmaxlab.conditions import Condition
 from softmaxlab.errors import LabError
-from softmaxlab.fa4 import Variant, readings
+from softmaxlab.fa4 import Variant, packed_support, readings
 from softmaxlab.operators import catalogue, parse
 
 SIMULATED = "fa4(arch=simulated)"
@@ -293,3 +293,63 @@ def test_the_simulated_kernel_is_the_gates_own():
     out = attend(q, k, v, Variant.parse("s(3)"), scaling=0.125, softcap=None, mask=None, where="", simulated=True)
     same = readings.simulated(*(t.transpose(1, 2) for t in (q, k, v)), variant="s(3)", causal=True)[0]
     assert torch.equal(out, same)
+
+
+# Head dimensions that only the packed kernel's gates cover
+
+
+def wide(dims, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, 90, d, generator=generator) for h, d in ((4, dims[0]), (2, dims[0]), (2, dims[1])))
+    return [t.to(dtype) for t in (q, k, v)]
+
+
+SAID = {"scaling": 0.1, "softcap": None, "mask": None, "where": "layer 3", "simulated": True}
+
+
+@pytest.mark.parametrize("dims", packed_support.HEAD_DIMS["sm_90"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_takes_every_head_dimension_of_its_gates_and_stock_stands_beside_it(dims, dtype):
+    q, k, v = wide(dims, dtype)
+    exact = backends.get("reference")(q.float(), k.float(), v.float(), parse("softmax()"), scaling=0.1)
+    stock, packed = (attend(q, k, v, Variant.parse(text), **SAID) for text in ("stock", "packed(4,3)"))
+    assert packed.shape == (1, 90, 4, dims[1]) and packed.dtype == dtype
+    assert off(stock.float(), exact) < 0.005 < off(packed.float(), exact) < 0.03
+
+
+@pytest.mark.parametrize("text", ["h15", "g(3)", "poly(2,all)", "control"])
+def test_other_variants_keep_to_the_dimensions_of_their_gates(text):
+    with pytest.raises(LabError, match="head dimensions are 96 and 96, but must be 64 or 128"):
+        attend(*wide((96, 96)), Variant.parse(text), **SAID)
+
+
+def test_a_measurement_never_takes_stock_for_packed_and_a_user_gets_stock_with_a_notice(monkeypatch):
+    monkeypatch.setattr(packed_support, "_noticed", set())
+    q, k, v = tensors(dim=80)
+    with pytest.raises(LabError, match=r"layer 3: packed\(4,3\) is not offered here: the head dimension is 80"):
+        attend(q, k, v, Variant.parse("packed"), **SAID)
+    with pytest.warns(RuntimeWarning, match=r"packed\(4,3\) falls back to the stock exponential: the head dimension"):
+        out = attend(q, k, v, Variant.parse("packed"), fall_back=True, **SAID)
+    exact = backends.get("reference")(q.float(), k.float(), v.float(), parse("softmax()"), scaling=0.1)
+    assert off(out.float(), exact) < 0.005
+
+
+def test_on_blackwell_packed_is_refused_to_measurements(monkeypatch):
+    from softmaxlab.backends import fa4 as backend
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(backend, "_capability", lambda: (10, 0))
+    q, k, v = (t.as_subclass(OnGPU) for t in tensors())
+    with pytest.raises(LabError, match="never run"):
+        attend(q, k, v, Variant.parse("packed(3,3)"), **SAID | {"simulated": False})
+
+
+def test_a_model_with_heads_of_96_runs_packed(tmp_path, tokens, on_cpu):
+    folder = make_tiny_model(tmp_path, hidden_size=96, head_dim=96, num_hidden_layers=2, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        exact = model(tokens).logits
+        packed = fa4.enable(model, variant="packed")(tokens).logits
+    assert 0 < off(packed, exact) < 0.05

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from softmaxlab.errors import LabError
-from softmaxlab.fa4 import patch, readings
+from softmaxlab.fa4 import packed_cases, packed_support, patch, readings
 from softmaxlab.fa4.variants import Variant
 from softmaxlab.operators import H15, SQ, Operator, Softmax
 from softmaxlab.operators.schraudolph import K_MAX
 
 ARCHS = {"sm_90": (9, 0), "sm_100": (10, 0), "sm_103": (10, 3)}
 SIMULATED = "simulated"
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128)  # that the gates of every variant cover; those of the packed ones cover packed_support.HEAD_DIMS
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -139,17 +139,21 @@ def attend(
     mask: Tensor | None,
     where: str,
     simulated: bool = False,
+    fall_back: bool = False,
 ) -> Tensor:
     """Causal attention by the kernel with a variant.
 
     Args:
-        query: (batch, heads, queries, dim), BF16 or FP16; dim 64 or 128.
+        query: (batch, heads, queries, dim), BF16 or FP16; dim 64 or 128, with a packed variant or stock also what
+            `packed_support.HEAD_DIMS` has (there the values' may differ).
         key, value: (batch, kv_heads, keys, dim); heads is a multiple of kv_heads, queries at most keys.
         variant: which exponential.
         scaling, softcap: as `reference.attend`.
         mask: must be None: plain causal, aligned at the last query and key.
         where: names the caller in errors.
-        simulated: by `fa4.readings.simulated`, on any machine.
+        simulated: by `fa4.readings.simulated` or `packed_cases.simulated`, on any machine.
+        fall_back: run the stock kernel, with a notice, where a packed variant is not offered. For users: a
+            measurement must not take the stock kernel's loss for the variant's.
 
     Returns:
         (batch, queries, heads, dim).
@@ -161,10 +165,18 @@ def attend(
         raise LabError(f"fa4, {where}: there is a mask (padding or a sliding window), but the kernel runs plain causal")
     if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
         raise LabError(f"fa4, {where}: the dtype is {query.dtype}, but must be bfloat16 or float16: load the model so")
-    if query.shape[-1] not in HEAD_DIMS or value.shape[-1] != query.shape[-1]:
-        raise LabError(
-            f"fa4, {where}: head dimensions are {query.shape[-1]} and {value.shape[-1]}, but must be 64 or 128"
-        )
+    dims = (query.shape[-1], value.shape[-1])
+    wide = dims not in [(d, d) for d in HEAD_DIMS]
+    if wide and not variant.packed and (variant.kind != "stock" or dims not in packed_support.HEAD_DIMS["sm_90"]):
+        raise LabError(f"fa4, {where}: head dimensions are {dims[0]} and {dims[1]}, but must be 64 or 128")
+    if variant.packed:
+        arch = 90 if simulated or not query.is_cuda else int("{}{}".format(*_capability()))
+        why = packed_support.refusal(variant, arch, {"q": query, "v": value, "softmax_scale": scaling})
+        if why and not fall_back:
+            raise LabError(f"fa4, {where}: {variant} is not offered here: {why}")
+        if why and simulated:  # on a GPU the patch itself falls back
+            packed_support.notice(variant, why)
+            variant = Variant()
     if query.shape[2] > key.shape[2]:
         raise LabError(
             f"fa4, {where}: {query.shape[2]} queries over {key.shape[2]} keys; there must be no more queries"
@@ -174,6 +186,9 @@ def attend(
             f"fa4, {where}: the model is on {query.device.type}, but the kernel needs a Hopper or Blackwell GPU"
         )
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    if simulated and wide:
+        arguments = {"variant": variant, "causal": True, "softmax_scale": scaling, "softcap": softcap or 0.0}
+        return packed_cases.simulated(q, k, v, **arguments)[0]
     if simulated:
         q = (q.float() * scaling * q.shape[-1] ** 0.5).to(q.dtype)  # its own scale is 1/√dim
         return readings.simulated(q, k, v, variant=variant, causal=True, softcap=softcap or 0.0)[0]

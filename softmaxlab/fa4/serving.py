@@ -6,8 +6,9 @@
 
 The model's attention becomes an entry of transformers' own register, `softmaxlab-fa4-g(3)`, which `from_pretrained`
 also takes as `attn_implementation` once it is registered. Causal self-attention in BF16 or FP16, head dimensions 64
-and 128, grouped heads, with a growing cache or none; no padding, window, sinks, dropout or gradients. To measure a
-model's loss use the backend instead (`softmaxlab.backends.fa4`).
+and 128 (packed variants on Hopper: also 96, 192 and 256, as `packed_support` has them), grouped heads, with a growing
+cache or none; no padding, window, sinks, dropout or gradients. A call that a packed variant does not offer runs the
+stock kernel, with a notice. To measure a model's loss use the backend instead (`softmaxlab.backends.fa4`).
 """
 
 from __future__ import annotations
@@ -112,4 +113,5 @@ def _forward(
         if more.get(name) is not None:
             raise LabError(f"fa4, {where}: it passes {name}, which the variants are not tested with")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return fa4.attend(query, key, value, variant, scaling=scaling, softcap=softcap, mask=mask, where=where), None
+    options = {"scaling": scaling, "softcap": softcap, "mask": mask, "where": where, "fall_back": True}
+    return fa4.attend(query, key, value, variant, **options), None
