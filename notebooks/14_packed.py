@@ -38,11 +38,11 @@ import math
 import pandas as pd
 from IPython.display import Markdown
 
-from softmaxlab import figures, figures_packed, packed_bits, packed_endpoints, report
+from softmaxlab import figures, figures_kernel, figures_packed, packed_bits, packed_endpoints, report
 from softmaxlab.bench import gains, read, targets
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import find_results
-from softmaxlab.fa4 import audit, packed_cases, packed_record
+from softmaxlab.fa4 import audit, packed_cases, packed_record, packed_support, rates
 from softmaxlab.operators import Packed
 
 figures.style()
@@ -80,28 +80,51 @@ figures.style()
 # conversion of $P$ to 16 bits, which every kernel has, now also clamps and rounds to the lattice. What is new is half a
 # shift a score.
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-packed-bits", "caption": "Two scores of a row on their way to P, with k = 4. Simulated by the bit form of the package, which is held to the definition bit by bit. The first score is in the low half of the register, on the right."}, "image": {"alt": "A flow from top to bottom: two scores with their exponents, one fused multiply-add each, one conversion that packs both as 11-bit codes into a 32-bit register, one shift by three bits to the left, and the two BF16 weights with sign, exponent and fraction."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-packed-bits", "caption": "Two scores of a row on their way to P, with k = 4. Simulated by the bit form of the package, which is held to the definition bit by bit. The first score is in the low half of the register, on the right."}, "image": {"classes": "narrow", "alt": "A flow from top to bottom: two scores with their exponents, one fused multiply-add each, one conversion that packs both as 11-bit codes into a 32-bit register, one shift by three bits to the left, and the two BF16 weights with sign, exponent and fraction."}}
 figures_packed.bits(packed_endpoints.pair((11.3, 9.6), 12.0, 1.0, k=4))
 
 # %% [markdown]
-# Each step in the code: {ref}`the operator <code-packed-operator>` (the definition),
-# {ref}`the bit form <code-packed-bits>` in PyTorch, {ref}`the element in the kernel <code-packed-element>` (the three
-# instructions, in CuTe), and {ref}`the edits <code-packed-edits>` that put it into FlashAttention-4.
+# Each step in the code: {ref}`the multiply-add <code-packed-fma>`, {ref}`the conversion <code-packed-convert>`,
+# {ref}`the shift <code-packed-shift>`, {ref}`the row sum <code-packed-sum>`, {ref}`what keeps their order
+# <code-packed-order>`, {ref}`the guard <code-packed-guard>` and {ref}`what falls back <code-packed-support>`; and whole:
+# {ref}`the operator <code-packed-operator>` (the definition), {ref}`the bit form <code-packed-bits>` in PyTorch,
+# {ref}`the element in the kernel <code-packed-element>` in CuTe, and {ref}`the edits <code-packed-edits>` that put it
+# into FlashAttention-4.
 
 # %% [markdown]
 # (packed-definition)=
 # ## What it computes
 #
-# The code is an integer up to $2^k \cdot 127$, and FP16 holds subnormal integers up to 1023 and normal ones on the same
-# spacing up to 2047. So
+# **Why it is exactly $S(Q_k(x))$.** FP16's numbers up to 2047 units of $2^{-24}$ are all the integers, so the conversion
+# gives $n = \max(0, \mathrm{RNE}(2^k(x + 127)))$; as $2^k \cdot 127$ is even, ties go where $Q_k$ sends them, and
+# $n = 2^k (Q_k(x) + 127)$. Let $n = 2^k E + f$ with $0 \le f < 2^k$. Shifted by $7 - k$, $E$ lies in BF16's exponent
+# field and $f$ at the top of its seven fractional bits, and that number is
 #
-# | $k$ | codes | exponents that fit | step, octaves |
-# | --- | --- | --- | --- |
-# | 1 | 0 … 254 | below +128, where BF16 ends | 1/2: Rowmax-H15's own lattice |
-# | 2 | 0 … 508 | below +128, where BF16 ends | 1/4 |
-# | 3 | 0 … 1016 | below +128 | 1/8 |
-# | 4 | 0 … 2032 | $x \le 0$ alone | 1/16 |
+# $$
+# 2^{E - 127}\,(1 + f/2^k) = 2^{\lfloor q \rfloor}(1 + q - \lfloor q \rfloor) = S(q)
+# $$ (eq-packed)
 #
+# with $q = n/2^k - 127 = Q_k(x)$, for $E \ge 1$. At $E = 0$ the number is a subnormal of BF16, $2^{-126} f/2^k$: the line goes on to 0.
+
+# %% tags=["hide-input"]
+of_k = packed_endpoints.lattices().set_index("k")
+report.table(
+    pd.DataFrame(
+        {
+            "codes": [f"0 … {n}" for n in of_k["last code"]],
+            "exponents that fit": ["x ≤ 0" if Packed(k).headroom == 0 else "x < 128" for k in of_k.index],
+            "step": [f"1/{2**k}" for k in of_k.index],
+            "standard deviation": [report.number(v) for v in of_k["deviation"]],
+            "least … largest": [
+                f"{report.number(a)} … {report.number(b)}" for a, b in zip(of_k["least"], of_k["largest"])
+            ],
+        },
+        index=pd.Index([f"{k}{' (Rowmax-H15)' if k == 1 else ''}" for k in of_k.index], name="k"),
+    ),
+    "The lattices, simulated, in octaves: error (log₂ of the weight, minus x) over exponents spread evenly in an octave.",
+)
+
+# %% [markdown]
 # $k \le 3$ leaves room for an anchor that lags behind the row maximum. $k = 4$ does not, so it needs Hopper's kernel,
 # whose anchor follows every tile. In the last octave the code runs on to 0 along the line, and a masked key's weight is
 # exactly 0: a row without a key gives 0 as the stock kernel's does, which the paper's clamp does not ({ref}`masked`).
@@ -141,10 +164,10 @@ report.table(
 # (packed-compiled)=
 # ## What the compiler makes of it
 
-# %% tags=["hide-input"]
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-packed-instructions", "caption": "Instructions a score by execution pipe, causal BF16 kernel, head dimension 128. Compiled. Bars end with the total."}, "image": {"alt": "Two panels of stacked bars, Hopper and B200: instructions a score of stock, control, h15, fused7, the packed kernels and no exponential, split into XU, FMA, ALU and the rest. The packed ones have the shortest bars but for no exponential."}}
 frame, provenance = audit.stored(record)
 LISTED = ["stock", "control", "h15", "fused7", "packed(1,3)", "packed(4,3)", "lazy(4,3)", "identity"]
-CLASSES = ["MUFU.EX2", "FFMA", "FADD", "FMUL", "FMNMX", "F2FP", "SHF", "LEA", "IMAD", "HADD2"]
+CLASSES = ["MUFU.EX2", "FFMA2", "FFMA", "FADD2", "FADD", "FMUL", "FMNMX3", "FMNMX", "F2FP", "SHF", "LEA", "IMAD", "half"]
 
 
 def counted(arch, names, classes, **cell):
@@ -154,23 +177,45 @@ def counted(arch, names, classes, **cell):
             row = audit.pick(frame, arch=arch, variant=name, **cell)
         except LabError:
             continue
-        by_class = {c: sum(n for op, n in row["opcodes"].items() if op.startswith(c)) / row["elements"] for c in classes}
+        by_class = {c: row["loop"].get(c, 0) / row["elements"] for c in classes}
         rows.append({"kernel": name, "all": row["per_element"], **by_class})
     table = pd.DataFrame(rows).set_index("kernel")
     table = table.loc[:, (table > 0).any()]
-    return table.map(lambda v: report.number(v, 3) if v else report.MISSING)
+    return table.map(lambda v: f"{v:.2f}" if v else report.MISSING)
 
 
-report.table(
-    counted("sm_90a", LISTED, CLASSES, dtype="bf16", causal=True, head_dim=128),
-    "Instructions a score on Hopper, compiled: one turn of the loop without a mask, BF16, causal kernel, head dimension 128. "
-    "lazy also skips rescales by 1; identity has no exponential at all.",
+PIPES = {"xu": "XU", "fma": "FMA", "alu": "ALU", "issue": "rest"}
+
+
+def split(row):
+    """Instructions a score by pipe."""
+    found = dict.fromkeys(PIPES, 0.0)
+    for opcode, count in row["opcodes"].items():
+        pipe = rates.pipe(opcode)
+        found[{"packed": "fma", "imad": "fma", "fp8": "alu"}.get(pipe, pipe)] += count / row["elements"]
+    return found
+
+
+def bars(arch, names):
+    cell = {"arch": arch, "dtype": "bf16", "causal": True, "head_dim": 128}
+    return pd.DataFrame([{"label": v} | split(audit.pick(frame, variant=v, **cell)) for v in names])
+
+
+BLACKWELL = ["stock", "control", "h15", "fused7", "packed(3,3)", "identity"]
+figures_kernel.instructions(
+    {"Hopper (sm_90a)": bars("sm_90a", LISTED), "B200 (sm_100a): compiled, never run": bars("sm_100a", BLACKWELL)}
 )
 
 # %% tags=["hide-input"]
 report.table(
-    counted("sm_100a", ["stock", "h15", "fused7", "packed(3,3)", "identity"],
-            [*CLASSES, "FFMA2", "FADD2"], dtype="bf16", causal=True, head_dim=128),
+    counted("sm_90a", LISTED, CLASSES, dtype="bf16", causal=True, head_dim=128),
+    "Instructions a score on Hopper, compiled: one turn of the loop without a mask, BF16, causal kernel, head dimension 128. "
+    "half is the addition of two packed weights; lazy also skips rescales by 1; identity has no exponential at all.",
+)
+
+# %% tags=["hide-input"]
+report.table(
+    counted("sm_100a", BLACKWELL, CLASSES, dtype="bf16", causal=True, head_dim=128),
     "The same for a B200: compiled, never run. There the packed kernel falls back to the stock one with a notice until it has passed its gates.",
 )
 
@@ -214,31 +259,28 @@ except LabError:
     timed = []
 
 
-def gained(gain):
+def gained(gain, least):
     if not gain.rounds:
-        return report.MISSING
-    return f"{gain.value:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]".replace("-", "−")
+        return f"{report.MISSING} (target +{least:g})"
+    return f"{gain.value:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}] (+{least:g})".replace("-", "−")
 
 
 rows = []
 for windows in (targets.STEADY, targets.BURST):
-    for kernel in (packed_endpoints.KERNEL, "packed(1,3)"):
+    for kernel in (packed_endpoints.KERNEL, "packed(1,3)", *(["lazy(4,3)"] if windows == targets.STEADY else [])):
         for target, stock, control, verdict in packed_endpoints.held(timed, kernel, windows=windows):
             rows.append(
                 {
-                    "BF16 cell": target.label,
-                    "windows": windows,
-                    "kernel": kernel,
-                    "over stock, %": gained(stock),
-                    "target": f"+{target.stock:g}",
-                    "over control, %": gained(control),
-                    "target ": f"+{target.control:g}",
+                    "kernel, windows": f"{kernel}, {windows}",
+                    "BF16 cell": target.label.replace("head dimension", "d"),
+                    "over stock, % (target)": gained(stock, target.stock),
+                    "over control, % (target)": gained(control, target.control),
                     "verdict": verdict,
                 }
             )
 report.table(
-    pd.DataFrame(rows).set_index("BF16 cell"),
-    "Gains with 95 % intervals over interleaved rounds, measured on an H200, against targets that were set beforehand.",
+    pd.DataFrame(rows).set_index("kernel, windows"),
+    "Gains with 95 % intervals over interleaved rounds, measured on an H200, against targets that were set beforehand (d: head dimension).",
 )
 
 # %% tags=["hide-input"]
@@ -419,7 +461,9 @@ Markdown(" ".join(sentences) or "No losses of the kernel are stored.")
 # - **A lagging anchor** needs codes above the anchor's own. $k \le 3$ has them in BF16; $k = 4$ and weights in FP16 do
 #   not, and then the stock kernel runs, with a notice.
 # - **FP16.** The weights are scaled up to use FP16's own range, which leaves fewer octaves below the anchor than BF16 has.
-# - **Blackwell.** Compiled and counted only. E4M3 would need no shift at all at $k = 3$: the code is the byte.
+# - **Blackwell.** Compiled and counted only, and every call there runs the stock kernel, with a notice. E4M3 would need no
+#   shift at all at $k = 3$: the code is the byte. The guard for large scores is part of Hopper's kernel alone; it must come
+#   before the fall-back goes.
 # - **Gradients** are refused. The backward pass recomputes the exact exponential.
 # - **One model, two boards.** The loss is of a small model with head dimension 64. Bursts, counters and energy are of one
 #   H200, steady windows of another. `packed(1,3)`, the same instructions with other bits, has the larger mean in
@@ -433,6 +477,32 @@ Markdown(
 )
 
 # %% [markdown]
+# What a call offers is decided before it runs. The rest runs as installed, with one notice a reason and process, and
+# `softmaxlab.backends.fa4`, which measures a model's loss, refuses it rather than take the stock kernel's loss for this
+# one's.
+
+# %% tags=["hide-input"]
+heads = ", ".join(f"{a}" if a == b else f"{a} with values of {b}" for a, b in packed_support.HEAD_DIMS["sm_90"])
+refused = ("qv", "gather_kv_indices")  # by the patch, for every variant
+untested = {
+    name: why.split(" is untested")[0].split(" are untested")[0] for name, why in packed_support.UNTESTED.items()
+}
+offered = [
+    ("Hopper, P in BF16 or FP16", "packed"),
+    (f"head dimensions {heads}", "packed"),
+    ("causal or not, sliding window, soft-cap, sinks, grouped heads, variable lengths, more queries than keys", "packed"),
+    ("other head dimensions, a scale below 0 or not finite, split keys", "stock, with a notice"),
+    (", ".join(dict.fromkeys(w for n, w in untested.items() if n not in refused)), "stock, with a notice"),
+    ("Blackwell", "stock, with a notice"),
+    ("; ".join([*(untested[n] for n in refused), "an input that requires a gradient"]), "refused"),
+]
+report.table(
+    pd.DataFrame(offered, columns=["call", "what runs"]).set_index("call"),
+    "What each call runs, from the code. In a transformers model: causal self-attention, no padding, window or sinks.",
+)
+
+# %% [markdown]
+# (packed-use)=
 # ## Use it
 #
 # ```python

@@ -42,19 +42,19 @@ def bits(pair: Pair) -> Figure:
         _box(ax, x, 0.0, top)
         _box(ax, x, -6.1, [(f"$t_{i}$ = {pair.scaled[i]:,.2f} · 2$^{{-24}}$", 9.5, INK)], height=1.9)
         _arrow(ax, x, -1.75, -4.9)
-        _arrow(ax, x, -7.3, -11.1)
+        _arrow(ax, x, -7.3, -7.9)
         _arrow(ax, x, -13.9, -19.1)
         _arrow(ax, x, -23.6, -25.4)
         code, w = pair.codes[i], pair.weights[i]
         e, f = (code >> k) - 127, code % 2**k
-        last = [(f"$w_{i}$ = 2$^{{{e}}}$ · (1 + {f}/{2**k}) = {w:.4g}", 8.8, INK)]
+        last = [(f"$w_{i}$ = 2$^{{{e}}}$ · (1 + {f}/{2**k}) = {w:.4g}", 8.6, INK)]
         last += [(f"exact 2$^{{x}}$: {2 ** pair.exponents[i]:.4f}", 8.5, "#6a6a6a")]
         _box(ax, x, -27.1, last)
         _corridor(ax, x, shift, -13.9, -19.1)
-        ax.text(x, -10.75, f"code $n_{i}$ = {code}", ha="center", va="bottom", fontsize=9, color=INK, bbox=_halo())
+        ax.text(x, -10.75, f"code $n_{i}$ = {code}", ha="center", va="bottom", fontsize=9, color=INK)
     _step(ax, -3.3, "1", "FFMA", "one fused multiply-add a score")
     _step(ax, -8.9, "2", "F2FP.RELU", "one a pair: clamp at 0, round, pack")
-    _step(ax, -16.4, "3", "SHL", f"one a pair: {shift} to the left")
+    _step(ax, -16.4, "3", "IMAD.SHL", f"one a pair: {shift} to the left")
     _register(ax, -12.4, pair.word, fields["code"])
     _register(ax, -20.6, pair.shifted, fields["weight"])
     for x in places:
@@ -66,10 +66,6 @@ def bits(pair: Pair) -> Figure:
 
 def _minus(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
-
-
-def _halo() -> dict:
-    return {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 
 
 def _box(ax: Axes, x: float, y: float, lines: Sequence[tuple[str, float, str]], height: float = 3.0) -> None:
@@ -152,7 +148,7 @@ def _key(ax: Axes, y: float) -> None:
 #: Kind of kernel → colour, marker and name in the key.
 KINDS = {
     "packed": (OURS, "o", "packed"),
-    "h15": (CYCLE[3], "D", "paper's bit form"),
+    "h15": (CYCLE[1], "D", "paper's bit form"),
     "fused7": (CYCLE[2], "s", "fused, k = 7"),
     "poly": (CYCLE[4], "^", "polynomial for every score"),
     "stock": (INK, "X", "stock and control"),
@@ -183,7 +179,7 @@ def trade(panels: Mapping[str, pd.DataFrame], kind: str = "measured") -> Figure:
         for row in frame.itertuples():
             down = row.kind == "stock" and row.kernel != "stock"
             ax.annotate(
-                row.kernel, (1e3 * row.loss, row.gain_low if down else row.gain_high), (0, -9 if down else 6),
+                row.kernel, (1e3 * row.loss, row.gain_low if down else row.gain_high), (0, -9 if down else 11 if row.kind == "stock" else 6),
                 textcoords="offset points", fontsize=8, color=INK, ha="center", va="center",
             )  # fmt: skip
         ax.axhline(0.0, color=INK, linewidth=0.8, zorder=0)
@@ -209,7 +205,7 @@ def pipes(panels: Mapping[str, pd.DataFrame]) -> Figure:
         panels: title → columns kernel and every key of `PIPES` (percent), in the order to draw.
     """
     fig, axes = plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(9.0, 3.6))
-    marks = {"stock": ("X", INK), "h15": ("D", CYCLE[3]), "fused7": ("s", CYCLE[2])}
+    marks = {"stock": ("X", INK), "h15": ("D", CYCLE[1]), "fused7": ("s", CYCLE[2])}
     for ax, (title, frame) in zip(axes[0], panels.items(), strict=True):
         for i, row in enumerate(frame.to_dict("records")):
             marker, colour = marks.get(row["kernel"], ("o", OURS))

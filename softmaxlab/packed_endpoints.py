@@ -22,6 +22,7 @@ from softmaxlab.conditions import BASELINE, HOPPER_PATH
 from softmaxlab.errors import LabError
 from softmaxlab.fa4.variants import Variant
 from softmaxlab.operators import Packed
+from softmaxlab.operators.packed import K
 from softmaxlab.statistics import Estimate
 from softmaxlab.store import Store
 
@@ -171,7 +172,20 @@ def losses(results: str) -> list[Losses]:
     return [one for _, one in found.values()]
 
 
-# One pair, bit by bit
+# The lattices, and one pair bit by bit
+
+
+def lattices() -> pd.DataFrame:
+    """Of each k: k, last code of x ≤ 0, and the weight's error over exponents spread evenly in an octave.
+
+    Columns deviation, least and largest are in octaves: log2 of the weight, minus the exponent.
+    """
+    x = torch.linspace(-8, -7, 64 * 1024 + 1, dtype=torch.float64)[:-1]
+    rows = []
+    for k in K:
+        error = torch.log2(Packed(k).at(x.clone()).double()) - x
+        rows.append((k, 2**k * 127, error.std().item(), error.min().item(), error.max().item()))
+    return pd.DataFrame(rows, columns=["k", "last code", "deviation", "least", "largest"])
 
 
 @dataclass(frozen=True)

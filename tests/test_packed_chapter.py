@@ -1,7 +1,11 @@
 """What the chapter on the packed exponential claims: targets held by intervals, losses of the best source, one pair."""
 
+import ast
 import json
 import math
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -127,7 +131,7 @@ def test_energy_is_held_against_the_control():
 
 def test_figures_draw_what_they_are_given():
     fig = figures_packed.bits(packed_endpoints.pair((11.3, 9.6), 12.0, 1.0))
-    assert {"F2FP.RELU", "FFMA", "SHL"} <= {t.get_text() for t in fig.axes[0].texts}
+    assert {"F2FP.RELU", "FFMA", "IMAD.SHL"} <= {t.get_text() for t in fig.axes[0].texts}
     rows = [{"kernel": "stock", "kind": "stock"}, {"kernel": "packed(4,3)", "kind": "packed"}]
     points = pd.DataFrame(rows).assign(
         gain=[0.0, 9.0], gain_low=-1.0, gain_high=10.0, loss=1e-3, loss_low=0, loss_high=2e-3
@@ -136,3 +140,53 @@ def test_figures_draw_what_they_are_given():
     assert [t.get_text() for t in fig.legends[0].get_texts()] == ["packed", "stock and control"]
     counters = pd.DataFrame({"kernel": ["stock", "lazy(4,3)"]} | {name: [10.0, 90.0] for name in figures_packed.PIPES})
     assert len(figures_packed.pipes({"A": counters}).axes[0].lines) == 2
+    bits = figures_packed.bits(packed_endpoints.pair((11.3, 9.6), 12.0, 1.0)).axes[0].texts
+    pair = packed_endpoints.pair((11.3, 9.6), 12.0, 1.0)
+    digits = [t.get_text() for t in bits if t.get_text() in ("0", "1") and t.get_fontsize() == 8]
+    assert "".join(digits) == f"{pair.word:032b}{pair.shifted:032b}"
+
+
+def test_the_lattices_errors_are_those_of_random_exponents():
+    table = packed_endpoints.lattices().set_index("k")
+    x = torch.from_numpy(np.random.default_rng(0).uniform(-60, 0, 400_000))
+    for k in (1, 2, 3, 4):
+        error = torch.log2(Packed(k).at(x.clone()).double()) - x
+        assert table.loc[k, "deviation"] == pytest.approx(error.std().item(), rel=0.01)
+        assert table.loc[k, "last code"] == 2**k * 127 <= 2047
+        low, high = (end / math.log(2) for end in Packed(k).envelope)
+        assert low <= table.loc[k, "least"] < 0 < table.loc[k, "largest"] <= high
+    assert table.loc[4, "deviation"] < table.loc[1, "deviation"] / 4
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("page", ["notebooks/14_packed.py", "README.md"])
+def test_the_command_that_reproduces_the_headline_is_one_that_the_program_knows(page, tmp_path, monkeypatch):
+    """With every word of it but fewer rounds, rehearsed."""
+    from softmaxlab.bench import cells, latency
+    from softmaxlab.cli import app
+
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(r"softmaxlab (bench latency --graphs[^`]*?--cells (?:[^`]|\n)*?sdpa-cudnn)", text)[1]
+    words = shlex.split(re.sub(r"\\\\?\n[# ]*", " ", found))
+    asked = {}
+    monkeypatch.setattr(latency, "duration", lambda cells, kernels, **more: asked.update(c=cells, k=kernels, m=more))
+    monkeypatch.setattr("softmaxlab.cli_bench._end", lambda *_: None)
+    app([*words, "--rehearse", "--results", str(tmp_path)], result_action="return_value")
+    assert asked["m"]["window_ms"] >= targets.STEADY_MS and asked["m"]["sweeps"] >= 12
+    assert {*asked["k"]} >= {"h15", "fused7", packed_endpoints.KERNEL}
+    assert {t.cell for t in packed_endpoints.TARGETS} <= {str(c) for c in cells.parse_all(asked["c"])}
+
+
+def test_every_step_of_the_code_page_is_in_the_code():
+    page = (ROOT / "book" / "packed_code.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"{literalinclude} \.\./(\S+)\n(?::.*\n)*?:pyobject: (\S+)", page)
+    assert len(blocks) >= 6
+    for path, name in blocks:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            (tree,) = (n for n in tree.body if getattr(n, "name", "") == part)
+    named = set(re.findall(r"^\((code-packed[\w-]*)\)=", page, re.M))
+    used = set(re.findall(r"<(code-packed[\w-]*)>", (ROOT / "notebooks" / "14_packed.py").read_text(encoding="utf-8")))
+    assert used <= named and len(used) >= 8
