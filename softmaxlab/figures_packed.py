@@ -178,10 +178,10 @@ def trade(panels: Mapping[str, pd.DataFrame], kind: str = "measured") -> Figure:
             ax.errorbar(x, y, **bars, **look)
         for row in frame.itertuples():
             down = row.kind == "stock" and row.kernel != "stock"
-            ax.annotate(
-                row.kernel, (1e3 * row.loss, row.gain_low if down else row.gain_high), (0, -9 if down else 11 if row.kind == "stock" else 6),
-                textcoords="offset points", fontsize=8, color=INK, ha="center", va="center",
-            )  # fmt: skip
+            above = 11 if row.kind == "stock" else 6
+            at = (1e3 * row.loss, row.gain_low if down else row.gain_high)
+            look = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "center", "va": "center"}
+            ax.annotate(row.kernel, at, (0, -9 if down else above), **look)
         ax.axhline(0.0, color=INK, linewidth=0.8, zorder=0)
         ax.set_title(title, loc="left", fontsize=10)
         ax.set_xlabel("ΔNLL (10⁻³ nats a token)")
