@@ -57,6 +57,9 @@ TILES = {
     "float32": [(128, 64, 8, 2), (128, 32, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3),
                 (128, 64, 8, 1), (64, 64, 4, 1)],
 }  # fmt: skip
+#: Context, dtype, head dimension and heads of the cases whose tiles are tried.
+SWEPT = [(2048, "float32", 64, (36, 12)), (2048, "float32", 128, (32, 8)), (16384, "bfloat16", 64, (9, 3)),
+         (8192, "bfloat16", 128, (32, 8))]  # fmt: skip
 
 
 class Case:
@@ -250,12 +253,12 @@ def sweep_cases(args) -> list[tuple[Case, list[str], list[dict]]]:
     if args.device == "cpu":
         return [(Case(args, 40, "float32", heads=(2, 1)), FEW[:1], [{"tile": backend.Tile(16, 16, 4, 2)}])]
     found = []
-    for n, dtype, batch in ((2048, "float32", 4), (16384, "bfloat16", 1)):
+    for n, dtype, dim, heads in SWEPT:
         options = [{"tile": backend.Tile(*t)} for t in TILES[dtype]]
-        if dtype == "float32":
+        if dtype == "float32" and dim == 64:
             options += [{"tile": backend.Tile(*t), "precision": p} for p in ("tf32x3", "ieee")
                         for t in ((128, 64, 8, 2), (64, 32, 4, 2))]  # fmt: skip
-        found.append((Case(args, n, dtype, batch=batch), FEW, options))
+        found.append((Case(args, n, dtype, dim=dim, heads=heads), FEW, options))
     return found
 
 

@@ -1,0 +1,5 @@
+"""`python -m softmaxlab` is the command `softmaxlab`."""
+
+from softmaxlab.cli import main
+
+main()
