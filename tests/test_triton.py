@@ -30,7 +30,16 @@ def alone(code: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize(
     "case",
-    ["every_operator(0, 2)", "every_operator(1, 2)", "layouts()", "adversarial()", "capped()", "rounded()", "chunks()"],
+    [
+        "every_operator(0, 2)",
+        "every_operator(1, 2)",
+        "layouts()",
+        "adversarial()",
+        "capped()",
+        "rounded()",
+        "large_values()",
+        "chunks()",
+    ],
 )
 def test_agrees_with_the_reference(case):
     run = alone(f"import triton_cases; triton_cases.{case}")

@@ -144,6 +144,18 @@ def rounded() -> None:
             assert off.float().mean() <= 0.02, (text, precision, off.float().mean())
 
 
+def large_values() -> None:
+    """BF16 values that FP16 does not hold: they travel in units of the largest one."""
+    q, k, _ = operands(30, 30, dtype=torch.bfloat16)
+    v = torch.randn(1, 1, 30, 20, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for text in ("softmax()", "s()", "grid(K=8,R=4)", "mean_threshold()", "topk(f=0.3)", "h15()"):
+        plain = backend.attend(q, k, v, parse(text), scaling=0.25, tile=SMALL)
+        for power in (-60, -30, 20, 60):
+            scaled = backend.attend(q, k, v * 2.0**power, parse(text), scaling=0.25, tile=SMALL)
+            assert torch.equal(scaled, plain * 2.0**power), (text, power)
+        assert (backend.attend(q, k, 0 * v, parse(text), scaling=0.25, tile=SMALL) == 0).all()
+
+
 def chunks() -> None:
     """Top-k with a scratch buffer of several chunks."""
     backend.SCRATCH = 1

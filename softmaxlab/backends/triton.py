@@ -4,9 +4,9 @@ Same meaning as `reference`: FP32 scores, weights, sums and products for inputs 
 order of additions and, in the maps, FP32 where the reference has FP64 (`triton_maps` says how a lattice keeps its
 cells). FP32 and FP16 products use the BF16 tensor cores on numbers split into parts, six products of the nine for
 FP32, which leaves FP32's accuracy (`triton_tiles`); with BF16 inputs the products q·k are exact as they are. P is
-FP32: it is split too, in three parts for FP32 models and in two for 16-bit ones (2^−16 of a weight, a 128th of the
-output's rounding), and in one where the operator's weights are BF16 numbers, as every lattice of at most 7
-fractional bits.
+FP32 for FP32 models, in three parts. For 16-bit ones it is exact where the operator's weights are BF16 numbers, as
+those of every lattice of at most 7 fractional bits; else FP16 for BF16 models (2^−12 of a weight, an eighth of the
+output's rounding), and two BF16 parts for FP16 models.
 
 Infinite queries or keys give NaN here in some rows where the reference gives 0 weight.
 """
@@ -17,6 +17,7 @@ import importlib.util
 import math
 from contextlib import nullcontext
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
 MAX_DIM = 256
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
+#: Keys of a row that a warp holds while it selects.
+SELECT_KEYS = 512
 #: Scores in the scratch buffer of top-k, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
@@ -181,7 +184,9 @@ class _Call:
             self.dtype = "float32"
         else:
             self.dtype = "bfloat16"
-        self.p_parts = 1 if plan.exact_p or plain else 3 if query.dtype == torch.float32 else 2
+        self.p_parts = 1 if plan.exact_p or plain else self.parts
+        # One FP16 number keeps 11 bits of a weight, at half the products of two BF16 parts.
+        self.half = query.dtype == torch.bfloat16 and not plan.exact_p
         if mask is None:
             self.mask, self.mask_strides, self.extents = self.empty, (0, 0), self.empty
         else:
@@ -194,8 +199,11 @@ class _Call:
                 mask, self.extents, *self.mask_strides, self.n_queries, self.n_keys, M=self.tile.m, N=128, num_warps=4
             )
         self.k_part = self.v_part = 0
+        self.largest = self.empty
         if self.parts > 1:
             self._split(triton_tiles.split)
+        elif self.half:
+            self._halve(triton_tiles.halve)
 
     def _split(self, kernel) -> None:
         d, dv = self.block_dims
@@ -209,6 +217,16 @@ class _Call:
             num_warps=4,
         )  # fmt: skip
         self.key, self.value = k[0], v[0]
+
+    def _halve(self, kernel) -> None:
+        block = self.block_dims[1]
+        rows, halved = max(1, 8192 // block), self.value.new_empty(*self.value.shape[:3], block, dtype=torch.float16)
+        self.largest = torch.linalg.vector_norm(self.value, math.inf)
+        kernel[(-(-self.n_keys // rows), self.batch * self.kv_heads)](
+            self.value, self.largest, halved, *self.value.stride()[:3], self.kv_heads, self.n_keys,
+            DV=self.value_dim, BLOCK_DV=block, N=rows, num_warps=4,
+        )  # fmt: skip
+        self.value = halved
 
     def _common(self) -> dict:
         """Compile-time constants of every kernel that computes scores."""
@@ -228,6 +246,11 @@ class _Call:
             "enable_fp_fusion": False,
         }
 
+    def _value_dtype(self):
+        from triton import language as tl
+
+        return tl.float16 if self.half else getattr(tl, self.dtype)
+
     def forward(self, given: Tensor) -> Tensor:
         """The fused walk; `given` holds the statistics of a plan that brings its own."""
         from softmaxlab.backends.triton_kernels import forward
@@ -238,12 +261,14 @@ class _Call:
                  "RECON": "", "LINEAR": False} | self.plan.flags  # fmt: skip
         columns = min(self.block_dims[1], self.tile.columns)
         forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m), -(-self.value_dim // columns))](
-            self.query, self.key, self.value, out, self.mask, self.extents, given, self.k_part, self.v_part,
+            self.query, self.key, self.value, out, self.mask, self.extents, given, self.largest,
+            self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
             float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *scalars,
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
-            M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, DV=self.value_dim, BLOCK_DV=columns,
+            M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, P_DTYPE=self._value_dtype(), DV=self.value_dim,
+            BLOCK_DV=columns,
             **flags, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out
@@ -255,6 +280,7 @@ class _Call:
         z, masked = self.batch * self.heads, self.mask is not self.empty
         out = self.query.new_empty(2, z, self.n_queries, dtype=torch.float32)
         kept = kept_counts(self.plan.kept, self.n_keys).to(out.device, torch.int32)
+        quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
         chunk = min(self.n_queries, max(64, SCRATCH // (z * self.n_keys) // 64 * 64))
         scratch = out.new_empty(z * chunk * self.n_keys)
         m, n = self.tile.m, self.tile.n
@@ -269,8 +295,8 @@ class _Call:
             )  # fmt: skip
             for place, stop, block in _classes(first, n_rows, width, masked):
                 select[(stop - place, z)](
-                    scratch, kept, out, place, first, n_rows, self.n_queries, self.n_keys, width,
-                    MASKED=masked, BLOCK=block, num_warps=min(32, max(1, block // 512)),
+                    scratch, kept, out, place, first, n_rows, self.n_queries, self.n_keys, width, quantile,
+                    MASKED=masked, BLOCK=block, num_warps=min(32, max(1, block // SELECT_KEYS)),
                 )  # fmt: skip
         return out
 

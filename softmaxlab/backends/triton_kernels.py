@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, capped, row_offset, weights
-from softmaxlab.backends.triton_tiles import INFINITY, parts_of, product, queries, scores, visible
+from softmaxlab.backends.triton_tiles import INFINITY, parts_of, product, queries, scores, unit, visible
 
 
 @triton.jit
@@ -109,12 +109,12 @@ def second_walk(
 
 @triton.jit(do_not_specialize=["n_heads", "group", "n_queries", "n_keys"])
 def forward(
-    q, k, v, out, mask, extents, given, k_part, v_part,
+    q, k, v, out, mask, extents, given, largest, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,
     n_heads, group, n_queries, n_keys, n_intervals, scale, softcap, c0, c1, c2, c3, c4, c5,
     STATS: tl.constexpr, MASKED: tl.constexpr, NORMALISED: tl.constexpr, EVEN: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, P_PARTS: tl.constexpr, DTYPE: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr, P_PARTS: tl.constexpr,
+    P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     MAP: tl.constexpr, ANCHOR: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr,
     DROP: tl.constexpr, DEGREE: tl.constexpr, UNIFORM: tl.constexpr, RECON: tl.constexpr, LINEAR: tl.constexpr,
@@ -205,13 +205,13 @@ def forward(
         acc, total, top = second_walk(
             acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
             v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
-            c0, c1, c2, c3, c4, c5, STATS == "online", 0, M, N, PARTS, P_PARTS, DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
+            c0, c1, c2, c3, c4, c5, STATS == "online", 0, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
             SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
         )  # fmt: skip
     acc, total, top = second_walk(
         acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
         v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
-        c0, c1, c2, c3, c4, c5, STATS == "online", EDGE, M, N, PARTS, P_PARTS, DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
+        c0, c1, c2, c3, c4, c5, STATS == "online", EDGE, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
         SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
     )  # fmt: skip
     if NORMALISED:
@@ -219,5 +219,7 @@ def forward(
         acc = acc / (tl.where(total == 0, 1.0, total) + (m - m))[:, None]
     else:
         acc += (m - m)[:, None]
+    if P_DTYPE == tl.float16:  # noqa: SIM300  (a constant of the kernel's)
+        acc *= unit(tl.load(largest).to(tl.float32))
     at = out + rows[:, None].to(tl.int64) * o_row + v_columns[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(rows[:, None] < n_queries) & (v_columns[None, :] < DV))

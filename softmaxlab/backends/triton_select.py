@@ -1,8 +1,9 @@
 """Top-k for the Triton kernels: what is kept of each row is settled before the fused walk, by one number a row.
 
 Rows of scores go to a scratch buffer of fixed size, a chunk of queries at a time, so that memory does not grow with
-the square of the context. A program then holds one row in registers and bisects between its smallest and its largest
-score for a value with exactly k scores at or above it; where ties make that impossible it ends at the k-th score
+the square of the context. A program then holds one row in registers and searches between its smallest and its largest
+score for a value with exactly k scores at or above it: from where it would be of normal scores, by linear
+interpolation of the counts and by bisection in turn. Where ties make that impossible it ends at the k-th score
 itself. The cut is put halfway to the next score below, so that the walk, which computes the scores again, keeps the
 same keys even where its sums round differently; keys equal to the k-th score are all kept.
 """
@@ -12,6 +13,9 @@ import triton.language as tl
 
 from softmaxlab.backends.triton_maps import MINUS_INFINITY
 from softmaxlab.backends.triton_tiles import queries, scores, visible
+
+#: Steps of a search before ties are looked for.
+PATIENCE = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["n_heads", "group", "first_query", "n_rows", "n_queries", "n_keys"])
@@ -47,7 +51,7 @@ def write_scores(
 
 @triton.jit(do_not_specialize=["first_row", "first_query", "n_rows", "n_queries", "n_keys"])
 def select(
-    scratch, kept, out, first_row, first_query, n_rows, n_queries, n_keys, width,
+    scratch, kept, out, first_row, first_query, n_rows, n_queries, n_keys, width, quantile,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Row maximum and cut of each row. Grid: (rows, batch · heads).
@@ -57,6 +61,7 @@ def select(
         kept: INT32, how many of n keys are kept, n = 0..n_keys.
         out: FP32, (2, batch · heads, n_queries).
         first_row: in the scratch, of the grid's first.
+        quantile: standard deviations above the mean where the k-th of normal scores would lie: the search begins there.
     """
     z = tl.program_id(1).to(tl.int64)
     place = first_row + tl.program_id(0)
@@ -67,23 +72,45 @@ def select(
         limit = query + 1
     s = tl.load(scratch + (z * n_rows + place) * width + at, mask=at < limit, other=float("-inf"))
     valid = s > MINUS_INFINITY
-    bad = tl.max((s != s).to(tl.int32), 0) > 0
-    k = tl.load(kept + tl.sum(valid.to(tl.int32), 0))
+    n = limit
+    if MASKED:
+        n = tl.sum(valid.to(tl.int32), 0)
+    k = tl.load(kept + n)
+    total = tl.sum(tl.where(s == MINUS_INFINITY, 0.0, s), 0)
+    bad = total != total
     top = tl.max(s, 0)
     high = top
     low = tl.min(tl.where(valid, s, top), 0)
+    count_low = n
+    count_high = tl.sum((s >= high).to(tl.int32), 0)
     # At `low` or above are k scores or more, at `high` fewer, unless ties at the maximum are enough.
-    if tl.sum((s >= high).to(tl.int32), 0) >= k:
+    if count_high >= k:
         low = high
+    mean = total / tl.maximum(n, 1).to(tl.float32)
+    away = tl.where(valid, s - mean, 0.0)
+    middle = mean + quantile * tl.sqrt(tl.sum(away * away, 0) / tl.maximum(n, 1).to(tl.float32))
     searching = low < high
+    halve = searching
+    step = 0
     while searching:
-        middle = 0.5 * low + 0.5 * high
+        middle = tl.where((middle > low) & (middle < high), middle, 0.5 * low + 0.5 * high)
         count = tl.sum((s >= middle).to(tl.int32), 0)
         between = (middle > low) & (middle < high)  # else no number is, and the k-th score is `low`
         enough = between & (count >= k)
+        width_before = high - low
         low = tl.where(enough, middle, low)
+        count_low = tl.where(enough, count, count_low)
         high = tl.where(enough, high, middle)
+        count_high = tl.where(enough, count_high, count)
         searching = between & (count != k)
+        step += 1
+        if step > PATIENCE:  # ties, which no cut parts
+            low = tl.min(tl.where(s >= low, s, top), 0)
+            searching = searching & (tl.sum((s > low).to(tl.int32), 0) >= k)
+        # By the counts, and by halves when that has cut off less than half: either alone can be slow.
+        halve = (high - low > 0.5 * width_before) & (step > 1) & (halve == 0)
+        part = (count_low - k).to(tl.float32) / tl.maximum(count_low - count_high, 1).to(tl.float32)
+        middle = tl.where(halve, 0.5 * low + 0.5 * high, low + (high - low) * tl.minimum(tl.maximum(part, 0.02), 0.98))
     kth = tl.min(tl.where(s >= low, s, top), 0)
     below = tl.max(tl.where(s < low, s, MINUS_INFINITY), 0)
     cut = 0.5 * kth + 0.5 * below

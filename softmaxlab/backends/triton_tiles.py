@@ -3,7 +3,8 @@
 Products of FP32 numbers run on the BF16 tensor cores, each number split into three BF16 parts (24 bits, exactly) and
 six of the nine products added, smallest first: what is left out is 2^−25 of a product. FP16 needs two parts. Operands
 in BF16 are one part, and exact. Weights are split likewise, into as many parts as their map needs: a lattice of at
-most 7 fractional bits is exact in one.
+most 7 fractional bits is exact in one. For BF16 inputs all other weights are one FP16 number each, and so are the
+values: scaled by a power of two to a largest one below 2, they keep all their bits down to 2^−24 of that.
 """
 
 import triton
@@ -150,6 +151,31 @@ def split(
     tl.store(at + v_part, b, mask=inside)
     if PARTS > 2:
         tl.store(at + 2 * v_part, c, mask=inside)
+
+
+@triton.jit
+def unit(largest):
+    """The power of two that is not above FP32 `largest`; 1 for what is not finite, and never below 2^−100."""
+    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(power < INFINITY, tl.maximum(power, 2.0**-100), 1.0)
+
+
+@triton.jit(do_not_specialize=["n_heads", "n_keys"])
+def halve(
+    v, largest, out, v_batch, v_head, v_row, n_heads, n_keys,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Values in units of `unit(largest)`, as FP16 (batch, heads, keys, BLOCK_DV), 0 beyond DV.
+
+    Grid: (tiles, batch · heads).
+    """
+    z = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * N + tl.arange(0, N)
+    columns = tl.arange(0, BLOCK_DV)
+    base = v + z // n_heads * v_batch + z % n_heads * v_head
+    x = tile(base, rows, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
+    x /= unit(tl.load(largest).to(tl.float32))
+    tl.store(out + (z * n_keys + rows[:, None]) * BLOCK_DV + columns[None, :], x.to(tl.float16), rows[:, None] < n_keys)
 
 
 @triton.jit(do_not_specialize=["n_queries", "n_keys"])
