@@ -33,7 +33,7 @@ MAX_DIM = 256
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
 #: Keys of a row that a warp holds while it selects.
-SELECT_KEYS = 512
+SELECT_KEYS = 2048
 #: Scores in the scratch buffer of top-k, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
