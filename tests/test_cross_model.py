@@ -59,7 +59,12 @@ def test_contrasts_are_those_of_statistics(tmp_path):
     for direction, alpha in (("flatten", 0.9), ("sharpen", 1.1)):
         solved(tmp_path, 10.0, direction, alpha)
     (cell,) = read(tmp_path)
-    assert (cell.model, cell.blocks, cell.predictions, cell.setting) == ("m", BLOCKS, BLOCKS * 2047, "float32")
+    assert (cell.model, cell.blocks, cell.predictions, cell.setting) == (
+        "m",
+        BLOCKS,
+        BLOCKS * 2047,
+        "float32, reference",
+    )
     assert cell.contrast("D_R(21)").mean == pytest.approx((nll(plain) - nll(fine)).mean())
     assert cell.contrast("D_T(10J0)") == statistics.contrast(cell.losses, FLAT, SHARP)
     rescue = cell.contrast("D_rescue(10J0)").mean
@@ -113,7 +118,7 @@ def test_of_several_settings_the_fullest_counts_and_the_kernels_semantics_never(
         put(tmp_path, text, model="n", model_id="n")
         put(tmp_path, text, model="n", model_id="n", dtype="bfloat16")
     m, n = read(tmp_path)
-    assert (m.model, m.setting) == ("m", "bfloat16, fused") and (n.model, n.setting) == ("n", "float32")
+    assert (m.model, m.setting) == ("m", "bfloat16, fused") and (n.model, n.setting) == ("n", "float32, reference")
     assert cross_model.of([m, n], "n") is n
 
 
