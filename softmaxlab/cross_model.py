@@ -73,8 +73,9 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Model, dtype and backend, for the row of a table."""
-        return f"{self.model} ({self.setting})"
+        """Model, dtype and backend, and the blocks if some are missing, for the row of a table."""
+        part = self.available and self.blocks < self.available
+        return f"{self.model} ({self.setting}{f', {self.size} blocks' if part else ''})"
 
     @property
     def size(self) -> str:

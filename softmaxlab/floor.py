@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from softmaxlab import conditions, operators
+from softmaxlab import conditions, operators, statistics
 from softmaxlab.errors import LabError
 
 REFERENCE = "reference"
@@ -77,13 +77,19 @@ def between(reference: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
         reference, other: tidy losses, each with softmax's, one row a condition and block.
 
     Returns:
-        One row a condition of both: condition, family, mean, sd, max, n_blocks as of `differences`, and whether the
-        two have the same losses bit for bit (`same`).
+        One row a condition of both: condition, family, mean, sd, max, n_blocks as of `differences`; resolved, whether
+        the mean is (`statistics.Estimate`); same, whether all losses are equal bit for bit.
     """
     texts = [text for text in reference["condition"].unique() if text in set(other["condition"])]
     losses = [frame.pivot(index="condition", columns="block", values="nll").loc[texts] for frame in (reference, other)]
-    found = _apart(_delta(reference), _delta(other), texts)
-    return found.assign(same=found["condition"].map((losses[0] == losses[1]).all(axis=1)))
+    deltas = _delta(reference), _delta(other)
+    found = _apart(*deltas, texts)
+    resolved = [
+        statistics.bootstrap((deltas[1][t] - deltas[0][t]).dropna().to_numpy()).resolved for t in found["condition"]
+    ]
+    return found.assign(
+        resolved=resolved, same=found["condition"].map((losses[0] == losses[1]).all(axis=1)).astype(bool)
+    )
 
 
 def _apart(reference: pd.DataFrame, other: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
