@@ -142,3 +142,29 @@ def test_the_longest_context_is_what_a_run_recorded(tmp_path):
     assert cross_model.positions(str(tmp_path), "m") == 4096
     assert cross_model.positions(str(tmp_path), "n") is None
     assert cross_model.positions(str(tmp_path), "absent") is None
+
+
+def test_a_cell_with_output_is_shown_and_every_other_listed(tmp_path):
+    for backend in cross_model.BACKENDS:
+        put(tmp_path, BASELINE, backend=backend)
+        put(tmp_path, "h15()", backend=backend)
+    assert [cell.backend for cell in read(tmp_path)] == ["reference"]
+    rows = pd.DataFrame({"block": range(BLOCKS), "predictions": 2047, "top1": 0.9, "jsd": 0.01})
+    rows = rows.assign(kl_forward=0.1, kl_reverse=0.1)
+    Store(tmp_path, VOCABULARY).append_losses(key("h15()", backend="fused"), rows, {})
+    assert [cell.backend for cell in read(tmp_path)] == ["fused"]
+    assert [cell.backend for cell in read(tmp_path, backends=("reference",))] == ["reference"]
+    every = cross_model.every(str(tmp_path), corpus="pydoc", only=" m ,absent")
+    assert [cell.backend for cell in every] == ["fused", "reference"]
+    assert cross_model.every(str(tmp_path), corpus="pydoc", only="absent") == []
+
+
+def test_a_cell_names_its_weights_and_how_many_blocks_it_lacks(tmp_path):
+    rows = pd.DataFrame({"block": range(BLOCKS), "nll": 3.0, "predictions": 2047})
+    Store(tmp_path).append_losses(key(BASELINE, model_id="gguf:sha256:" + "ab" * 32), rows, {"blocks_available": 9})
+    put(tmp_path, BASELINE, model="n", model_id="hub@1")
+    m, n = read(tmp_path)
+    assert (m.size, m.label) == ("6 of 9", "m (float32, reference, 6 of 9 blocks)")
+    assert m.weights == "quantised weights of the file `m.gguf` (SHA-256 abababababab…), expanded to float32"
+    assert (n.size, n.label, n.weights) == ("6", "n (float32, reference)", "weights `hub@1`")
+    assert read(tmp_path, blocks=4)[0].size == "4 of 9"
