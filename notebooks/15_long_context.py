@@ -100,7 +100,7 @@ for name in names:
     missing = {L: lacks(name, L) for L in lengths if L <= limits[name]}
     there = [tokens(L) for L in lengths if L <= limits[name] and not missing[L]]
     lines.append(
-        f"- **{name}**: complete at {' and '.join(there) if there else 'no length'}"
+        f"- **{name}**: complete at {', '.join(there) or 'no length'}"
         + "".join(f"; at {tokens(L)} **missing**: {what}" for L, what in missing.items() if what)
         + (f"; made for at most {limits[name]:,} tokens" if limits[name] < max(lengths) else "")
         + "."
@@ -112,7 +112,8 @@ Markdown(
 )
 
 # %% [markdown]
-# What is missing is filled in by one command, `softmaxlab breadth`; see {ref}`paper-models`.
+# What is missing is filled in by one command, `softmaxlab breadth`; see {ref}`paper-models`. Of a model with several
+# settings the page shows one, as {ref}`across-models` does, where the weights are named and the backends compared.
 
 
 # %% tags=["hide-input"]

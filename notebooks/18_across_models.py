@@ -101,7 +101,8 @@ Markdown(
 # %% [markdown]
 # Of a model with several settings the page shows one: the one with most of the core set, then one with vocabulary
 # output. Backend `fused` computes whole rows by definition, as `reference` does, with kernels of this project; whether
-# the two agree is checked {ref}`below <models-backends>`.
+# the two agree is checked {ref}`below <models-backends>`. The chapters on one model show `reference`, so their last
+# digits are others.
 
 # %% [markdown]
 # Filled and blue is **measured** here, hollow and vermilion is **published**. Models differ in size, training data and
