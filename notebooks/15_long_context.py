@@ -36,7 +36,7 @@ dtype = "float32"
 device = "auto"
 results = "results"
 bos = "stream"
-backend = "reference"
+backend = "fused"
 compute = False  # True: measure what is not stored; long blocks want a GPU
 
 # %% tags=["hide-input"]
@@ -67,28 +67,11 @@ figures.style()
 
 # %%
 lengths = [int(text) for text in contexts.split(",")]
+setting = {"corpus": corpus, "bos": bos, "blocks": blocks, "results": results}
 if compute:
-    for L in breadth.reachable(model, lengths)[0]:
-        breadth.measure(
-            breadth.Step("long", L, (1.0,)),
-            model=model,
-            corpus=corpus,
-            blocks=blocks,
-            dtype=dtype,
-            device=device,
-            bos=bos,
-            results=results,
-            backend=backend,
-        )
-chosen = [text.strip() for text in models.split(",") if text.strip()]
-cells = {
-    L: [
-        cell
-        for cell in cross_model.read(results, context=L, corpus=corpus, bos=bos, blocks=blocks)
-        if not chosen or cell.model in chosen
-    ]
-    for L in lengths
-}
+    run = {"model": model, "dtype": dtype, "device": device, "backend": backend}
+    breadth.measure_all(breadth.long_steps(model, lengths), **run, **setting)
+cells = {L: cross_model.read(context=L, only=models, **setting) for L in lengths}
 
 
 # %% tags=["hide-input"]
@@ -96,37 +79,41 @@ def tokens(L):
     return f"{L // 1024}K" if L % 1024 == 0 else f"{L:,}"
 
 
-names = chosen or sorted({cell.model for found in cells.values() for cell in found})
+names = cross_model.chosen(models) or sorted({cell.model for found in cells.values() for cell in found})
 wanted = set(conditions.long())
 limits = {name: cross_model.positions(results, name) or max(lengths) for name in names}
-missing = {
-    name: [
-        L
-        for L in lengths
-        if L <= limits[name] and not ((cell := cross_model.of(cells[L], name)) and wanted <= cell.conditions)
-    ]
-    for name in names
-}
-lacking = {name: found for name, found in missing.items() if found}
-short = {name: limit for name, limit in limits.items() if limit < max(lengths)}
+
+
+def lacks(name, L):
+    """What of the page a model has not at a length it was made for, in words; empty if nothing."""
+    cell = cross_model.of(cells[L], name)
+    if cell is None:
+        return "everything"
+    parts = [f"{len(wanted - cell.conditions)} of {len(wanted)} conditions"] * bool(wanted - cell.conditions)
+    parts += ["the matched temperatures"] * (cell.contrast("D_T(J0)") is None)
+    parts += [f"blocks (it has {cell.size})"] * (cell.available is not None and cell.blocks < cell.available)
+    return ", ".join(parts)
+
+
+lines = []
+for name in names:
+    missing = {L: lacks(name, L) for L in lengths if L <= limits[name]}
+    there = [tokens(L) for L in lengths if L <= limits[name] and not missing[L]]
+    lines.append(
+        f"- **{name}**: complete at {', '.join(there) or 'no length'}"
+        + "".join(f"; at {tokens(L)} **missing**: {what}" for L, what in missing.items() if what)
+        + (f"; made for at most {limits[name]:,} tokens" if limits[name] < max(lengths) else "")
+        + "."
+    )
 Markdown(
-    (
-        f"In the store: {', '.join(f'**{name}**' for name in names)}, corpus {corpus}. "
-        if names
-        else "**Nothing is stored yet.** "
-    )
-    + (
-        "**Not measured yet**: "
-        + "; ".join(f"{name} at {' and '.join(tokens(L) for L in found)}" for name, found in lacking.items())
-        + ". "
-        if lacking
-        else ""
-    )
-    + "".join(f"{name} was made for at most {limit:,} tokens. " for name, limit in short.items())
+    f"Corpus {corpus}; what the page shows of each model, all **measured**:\n\n" + "\n".join(lines)
+    if names
+    else "**Nothing is stored yet.**"
 )
 
 # %% [markdown]
-# What is missing is filled in by one command, `softmaxlab breadth`; see {ref}`paper-models`.
+# What is missing is filled in by one command, `softmaxlab breadth`; see {ref}`paper-models`. Of a model with several
+# settings the page shows one, as {ref}`across-models` does, where the weights are named and the backends compared.
 
 
 # %% tags=["hide-input"]
@@ -163,9 +150,9 @@ def printed_size(what):
 
 by_length(
     {
-        "blocks": (lambda cell: str(cell.blocks), printed_size("blocks")),
+        "blocks": (lambda cell: cell.size, printed_size("blocks")),
         "predictions": (lambda cell: f"{cell.predictions:,}", printed_size("predictions")),
-        "run in": (lambda cell: cell.setting, lambda model, L: report.MISSING),
+        "dtype, backend": (lambda cell: cell.setting, lambda model, L: report.MISSING),
     },
     "The text at each length.",
 )
@@ -179,7 +166,7 @@ by_length(
 
 # %% tags=["hide-input"]
 def solved(direction):
-    """J0 of a cell (no direction), or what a direction achieved, with its error in percent."""
+    """J0 of a cell (no direction), or a direction's temperature, what it achieved and its error in percent."""
 
     def value(cell):
         found = cell.solutions
@@ -191,9 +178,15 @@ def solved(direction):
         one = found.iloc[0]
         if not direction:
             return report.number(one["reference"], 4)
-        return f"{report.number(one['achieved'], 4)} ({report.number(100 * one['error'], 2)})"
+        achieved = f"{report.number(one['achieved'], 4)} ({report.number(100 * one['error'], 2)})"
+        return f"{achieved}, α = {report.number(one['alpha'], 4)}"
 
     return value
+
+
+def windows(cell):
+    found = cell.solutions
+    return report.MISSING if found.empty else str(found["windows"].iloc[0])
 
 
 def matched(direction):
@@ -214,8 +207,9 @@ by_length(
         "J₀": (solved(""), matched("")),
         "flattening": (solved("flatten"), matched("flatten")),
         "sharpening": (solved("sharpen"), matched("sharpen")),
+        "windows": (windows, lambda model, L: report.MISSING),
     },
-    "Mean JSD in nats: J₀ and what the temperatures achieve, with the error in percent.",
+    "Mean JSD in nats: J₀ and what the temperatures achieve, with the error in percent and, where we measured, α.",
 )
 
 # %% [markdown]

@@ -111,6 +111,17 @@ def measure(
     return evaluate.rows(texts, kinds, blocks=blocks, backend=backend, batch=batch, **run)[LOSSES]
 
 
+def measure_all(steps: Iterable[Step], **setting) -> None:
+    """`measure` steps one after the other, in one setting."""
+    for step in steps:
+        measure(step, **setting)
+
+
+def long_steps(model: str, contexts: Iterable[int]) -> list[Step]:
+    """What the page over lengths compares within each length that the model was made for (paper C.1)."""
+    return [Step("long", context, (1.0,)) for context in reachable(model, contexts)[0]]
+
+
 def _solved(step: Step, blocks: int, run: dict) -> pd.DataFrame:
     def solve() -> pd.DataFrame:
         return matching.solve(step.targets, windows=endpoints.windows(step.context, blocks), **run)

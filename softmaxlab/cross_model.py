@@ -12,7 +12,7 @@ from functools import partial
 
 import pandas as pd
 
-from softmaxlab import conditions, endpoints, matching, models, statistics
+from softmaxlab import conditions, endpoints, gguf, matching, models, statistics
 from softmaxlab import corpus as corpora
 from softmaxlab.conditions import BASELINE
 from softmaxlab.evaluate import find_results
@@ -20,9 +20,10 @@ from softmaxlab.losskey import VOCABULARY
 from softmaxlab.statistics import Estimate
 from softmaxlab.store import Store
 
-#: Backends that compute whole rows, the preferred one first; the kernel's semantics belong to other pages.
+#: Backends that compute whole rows, the specification first; the kernel's semantics belong to other pages.
 BACKENDS = ("reference", "fused")
 DTYPES = ("float32", "bfloat16")
+SETTING = ("model", "dtype", "backend")
 
 Weights = Mapping[str, float]
 
@@ -33,15 +34,19 @@ class Cell:
 
     Attributes:
         model: short name; context: tokens of a block; dtype, backend: of the losses.
+        model_id: what fixes the weights, e.g. the hash of a file (`losskey.LossKey`).
+        available: complete blocks that the text has, as the run recorded it; None where it did not.
         losses: tidy losses of the conditions that have every block of the baseline.
         solutions: matched temperatures (`matching.solve`), one row a target; empty where none is stored.
-        output: tidy vocabulary output on the same blocks; empty where none is stored.
+        output: tidy vocabulary output of the same conditions and blocks; empty where none is stored.
     """
 
     model: str
     context: int
     dtype: str
     backend: str
+    model_id: str
+    available: int | None
     losses: pd.DataFrame = field(repr=False)
     solutions: pd.DataFrame = field(repr=False)
     output: pd.DataFrame = field(repr=False)
@@ -63,8 +68,32 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """dtype, and the backend where it is not the reference."""
-        return self.dtype if self.backend == BACKENDS[0] else f"{self.dtype}, {self.backend}"
+        """dtype and backend."""
+        return f"{self.dtype}, {self.backend}"
+
+    @property
+    def label(self) -> str:
+        """Model, dtype and backend, and the blocks if some are missing, for the row of a table."""
+        part = self.available and self.blocks < self.available
+        return f"{self.model} ({self.setting}{f', {self.size} blocks' if part else ''})"
+
+    @property
+    def size(self) -> str:
+        """Number of blocks, and of how many if not of all."""
+        return (
+            f"{self.blocks} of {self.available}"
+            if self.available and self.blocks < self.available
+            else f"{self.blocks}"
+        )
+
+    @property
+    def weights(self) -> str:
+        """Where the weights come from, in words."""
+        kind, _, fingerprint = self.model_id.partition(":sha256:")
+        if kind != "gguf":
+            return f"weights `{self.model_id}`"
+        file = gguf.EMBEDDED_FILE if self.model == models.EMBEDDED else f"{self.model}.gguf"
+        return f"quantised weights of the file `{file}` (SHA-256 {fingerprint[:12]}…), expanded to {self.dtype}"
 
     def combination(self, weights: Weights | None) -> Estimate | None:
         """A paired contrast in nats; None if a condition or a second block is not stored."""
@@ -132,26 +161,34 @@ CONTRASTS: dict[str, Callable[[Cell], Weights | None]] = {
 }
 
 
-def read(
-    results: str, *, context: int = 2048, corpus: str = "wikitext103", bos: str = "stream", blocks: int = 0
+def every(
+    results: str,
+    *,
+    context: int = 2048,
+    corpus: str = "wikitext103",
+    bos: str = "stream",
+    blocks: int = 0,
+    only: str = "",
+    backends: Sequence[str] = BACKENDS,
 ) -> list[Cell]:
-    """The cells of every model in the store at one context, by name; of one model the fullest setting.
+    """Every cell in the store at one context, by model, dtype and backend.
 
     Args:
         results: folder of the store.
         context, corpus, bos: which losses.
         blocks: only the first so many; 0 takes all.
+        only: names of models with commas between; empty takes all.
+        backends: of `BACKENDS`.
 
     Returns:
-        One cell a model that has softmax on at least one block. Where a model was run in several dtypes or
-        backends, the one with the most conditions of the core set counts, float32 on the reference if they are as
-        many.
+        A cell for each setting that has softmax on at least one block.
 
     Raises:
         LabError: two files that the names alone cannot tell apart, e.g. two revisions of a model under one name.
     """
     root, corpus = find_results(results), corpora.corpus_name(corpus)
-    fixed = {"corpus": corpus, "context": context, "bos": bos, "dtype": DTYPES, "backend": BACKENDS}
+    fixed = {"model": chosen(only) or None, "corpus": corpus, "context": context, "bos": bos}
+    fixed |= {"dtype": DTYPES, "backend": backends}
     # Single layers are another chapter's, and many.
     losses = Store(root).frame(**fixed)
     losses = losses[~losses["condition"].str.contains("@", regex=False)]
@@ -159,20 +196,55 @@ def read(
     if blocks:
         losses, output = losses[losses["block"] < blocks], output[output["block"] < blocks]
     solutions = _solutions(Store(root), corpus=corpus, context=context, bos=bos)
-    found: dict[str, list[Cell]] = {}
-    for (model, dtype, backend), rows in losses.groupby(["model", "dtype", "backend"], sort=True):
+    made = Store(root).provenance(condition=BASELINE, **fixed)
+    found = []
+    for setting, rows in losses.groupby(list(SETTING), sort=True):
         whole = _whole(rows)
         if whole.empty:
             continue
-        same = (output["model"] == model) & (output["dtype"] == dtype) & (output["backend"] == backend)
-        solved = solutions.get((model, dtype), pd.DataFrame())
-        found.setdefault(model, []).append(Cell(model, context, dtype, backend, whole, solved, output[same]))
+        names = dict(zip(SETTING, setting, strict=True))
+        same = _matching(output, names)
+        same = same[same["condition"].isin(whole["condition"]) & same["block"].isin(whole["block"])]
+        run = _matching(made, names).iloc[0]
+        said = run.get("blocks_available")
+        found.append(
+            Cell(
+                **names,
+                context=context,
+                model_id=run["model_id"],
+                available=int(str(said).partition(";")[0]) if pd.notna(said) else None,
+                losses=whole,
+                solutions=solutions.get((names["model"], names["dtype"]), pd.DataFrame()),
+                output=same,
+            )
+        )
+    return found
+
+
+def read(results: str, **filters) -> list[Cell]:
+    """One cell a model, by name: of its settings the fullest.
+
+    Args:
+        results, filters: as `every`.
+
+    Returns:
+        Where a model was run in several dtypes or backends, the one with the most conditions of the core set; if
+        they are as many, one that has vocabulary output, then float32, then the reference.
+    """
     core = set(conditions.core())
 
     def worth(cell: Cell) -> tuple:
-        return len(core & cell.conditions), -DTYPES.index(cell.dtype), -BACKENDS.index(cell.backend)
+        fullness = len(core & cell.conditions), not cell.output.empty
+        return *fullness, -DTYPES.index(cell.dtype), -BACKENDS.index(cell.backend)
 
-    return [max(cells, key=worth) for _, cells in sorted(found.items())]
+    cells = every(results, **filters)
+    groups = {model: [cell for cell in cells if cell.model == model] for model in dict.fromkeys(c.model for c in cells)}
+    return [max(group, key=worth) for group in groups.values()]
+
+
+def chosen(only: str) -> list[str]:
+    """Names from a text with commas between."""
+    return [text.strip() for text in only.split(",") if text.strip()]
 
 
 def of(cells: Sequence[Cell], model: str) -> Cell | None:
@@ -187,6 +259,12 @@ def positions(results: str, model: str) -> int | None:
     made = Store(find_results(results)).provenance(model=model)
     said = made["max_positions"].dropna() if "max_positions" in made else []
     return int(str(said.iloc[0]).partition(";")[0]) if len(said) else None
+
+
+def _matching(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    for name, value in names.items():
+        frame = frame[frame[name] == value]
+    return frame
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:

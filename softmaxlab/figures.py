@@ -22,6 +22,7 @@ from softmaxlab.drawing import (
     end_labels,
     finish,
     fixed_ticks,
+    plain_ticks,
     points,
 )
 from softmaxlab.drawing import PAPER as PAPER
@@ -106,6 +107,7 @@ def across_models(published: pd.DataFrame, ours: pd.DataFrame, *, limit: float |
     bottom.set_ylim(-0.7, len(ours) - 0.3)
     line = pd.DataFrame({"value": [] if limit is None else [limit]}, dtype=float)
     difference_axis(bottom, "x", published, ours, line)
+    plain_ticks(bottom, "x")
     for ax in (top, bottom):
         ax.grid(False, axis="y")
         if limit is not None:

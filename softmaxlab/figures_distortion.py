@@ -106,7 +106,7 @@ def forest(panels: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]], *, xlabel: s
             difference_axis(axes[1, column], "x", *frames)
             thin_ticks(axes[1, column], "x")
         else:
-            axes[1, column].xaxis.get_major_locator().set_params(nbins=5)
+            axes[1, column].xaxis.get_major_locator().set_params(nbins=5 if len(panels) < 3 else 4)
         for ax in axes[:, column]:
             ax.axvline(0.0, color=INK, linestyle=":", linewidth=1.2)
         axes[0, column].set_title(title, loc="left" if len(panels) == 1 else "center")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from softmaxlab import cross_model, models, report
+from softmaxlab import breadth, cross_model, models, report
 from softmaxlab.cross_model import Cell
+from softmaxlab.floor import REFERENCE
 from softmaxlab.paper import Published
 from softmaxlab.statistics import Estimate
 
@@ -64,12 +65,16 @@ class Stored:
 
     @cached_property
     def cell(self) -> Cell | None:
-        """The model at the default context."""
-        return self.at(2048)
+        """The model at the default context on the reference, which the chapters on one model show."""
+        return self._read(context=2048, backends=(REFERENCE,))
 
-    def at(self, context: int) -> Cell | None:
-        """The model at a context."""
-        return cross_model.of(cross_model.read(self.results, context=context), self.model)
+    @cached_property
+    def fullest(self) -> dict[int, Cell | None]:
+        """Context → the cell that the chapters over contexts and on vocabulary output show."""
+        return {context: self._read(context=context) for context in breadth.CONTEXTS}
+
+    def _read(self, **filters) -> Cell | None:
+        return cross_model.of(cross_model.read(self.results, only=self.model, **filters), self.model)
 
 
 def compare(ours: Estimate, theirs: Published | None, transform: Callable[[float], float] = float) -> str:

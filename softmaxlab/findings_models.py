@@ -46,7 +46,7 @@ def _of_cell(
     unit, transform = ("%", report.percent) if percent else ("nats", float)
 
     def value(stored: Stored) -> Value | None:
-        cell = stored.cell if context == 2048 else stored.at(context)
+        cell = stored.cell if context == 2048 else stored.fullest[context]
         return estimated(None if cell is None else ours(cell), theirs, transform, unit=unit)
 
     whose = MODEL if isinstance(theirs, Published) else "ten models"
@@ -108,7 +108,7 @@ _LEAST = published("c4_vocab", model="ten_models", metric="dnll_vs_vocab_jsd", s
 
 
 def _output(stored: Stored) -> Value | None:
-    cell = stored.cell
+    cell = stored.fullest[2048]
     if cell is None or cell.output.empty:
         return None
     listed = breadth.Step("core", 2048, (1.0, 10.0), rescue=True).conditions(cell.solutions)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from softmaxlab import conditions, operators
+from softmaxlab import conditions, operators, statistics
 from softmaxlab.errors import LabError
 
 REFERENCE = "reference"
@@ -66,15 +66,43 @@ def differences(losses: Callable[..., pd.DataFrame], texts: Iterable[str] | None
         # A search over edges differs from the closed form for grids alone.
         wanted = [t for t in texts if variant != "reference-search" or family(t) == "grid"]
         other = _delta(losses(conditions.canonical([conditions.BASELINE, *wanted]), backend=variant))
-        for text in wanted:
-            if text == conditions.BASELINE:
-                continue
-            d = (other[text] - reference[text]).dropna()
-            if len(d) < 2:
-                raise LabError(f"{text} has {len(d)} blocks under {variant}, but a spread needs at least 2")
-            row = {"condition": text, "family": family(text), "variant": variant, "mean": d.mean()}
-            rows.append(row | {"sd": d.std(ddof=1), "max": d.abs().max(), "n_blocks": len(d)})
-    return pd.DataFrame(rows)
+        rows.append(_apart(reference, other, wanted).assign(variant=variant))
+    return pd.concat(rows, ignore_index=True)
+
+
+def between(reference: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """How the ΔNLL of one run differs from that of another on the same blocks, condition by condition.
+
+    Args:
+        reference, other: tidy losses, each with softmax's, one row a condition and block.
+
+    Returns:
+        One row a condition of both: condition, family, mean, sd, max, n_blocks as of `differences`; resolved, whether
+        the mean is (`statistics.Estimate`); same, whether all losses are equal bit for bit.
+    """
+    texts = [text for text in reference["condition"].unique() if text in set(other["condition"])]
+    losses = [frame.pivot(index="condition", columns="block", values="nll").loc[texts] for frame in (reference, other)]
+    deltas = _delta(reference), _delta(other)
+    found = _apart(*deltas, texts)
+    resolved = [
+        statistics.bootstrap((deltas[1][t] - deltas[0][t]).dropna().to_numpy()).resolved for t in found["condition"]
+    ]
+    return found.assign(
+        resolved=resolved, same=found["condition"].map((losses[0] == losses[1]).all(axis=1)).astype(bool)
+    )
+
+
+def _apart(reference: pd.DataFrame, other: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
+    rows = []
+    for text in texts:
+        if text == conditions.BASELINE:
+            continue
+        d = (other[text] - reference[text]).dropna()
+        if len(d) < 2:
+            raise LabError(f"{text} has {len(d)} common blocks, but a spread needs at least 2")
+        row = {"condition": text, "family": family(text), "mean": d.mean()}
+        rows.append(row | {"sd": d.std(ddof=1), "max": d.abs().max(), "n_blocks": len(d)})
+    return pd.DataFrame(rows, columns=["condition", "family", "mean", "sd", "max", "n_blocks"])
 
 
 def _delta(frame: pd.DataFrame) -> pd.DataFrame:

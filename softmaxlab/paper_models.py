@@ -76,7 +76,7 @@ def _models(root: Path) -> str:
     for name, hub in PAPER_MODELS.items():
         weights, one_pass = scaling.gigabytes(SHAPES[name], context=max(contexts(name)))
         lengths = ", ".join(f"{L // 1024}K" for L in contexts(name))
-        there = f"{stored[name].blocks} blocks" if name in stored else "no"
+        there = f"{stored[name].size} blocks" if name in stored else "no"
         cards = [scaling.cards(SHAPES[name], room, context=max(contexts(name))) for room in CARDS.values()]
         size = (sizes[printed_name(name)], lengths, f"{weights:.1f}", f"{one_pass:.1f}")
         rows.append((f"`{name}`", f"`{hub}`", *size, *cards, there))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from pandas.io.formats.style import Styler
@@ -60,6 +60,40 @@ def told(frame: pd.DataFrame, setting: Setting, data: str, reference: str) -> st
         f"This page shows **{name}** in {setting.dtype}, batches of {setting.batch}, padded on the {setting.padding}. "
         f"{origin} {size}: {listed}. The paper's numbers are of **{reference}**."
     )
+
+
+def every(
+    frame: pd.DataFrame, setting: Setting, wanted: Sequence[str], *, results: str = "results"
+) -> dict[str, pd.DataFrame]:
+    """Label → records of the wanted conditions: the chosen setting's first, then all others that are stored."""
+    names = setting.checked().names()
+    found = {label(names): frame}
+    for other in zero_shot.settings(results).to_dict("records"):
+        if other != names:
+            found[label(other)] = zero_shot.stored(other, conditions=wanted, results=results)
+    return {who: frame for who, frame in found.items() if len(frame)}
+
+
+def label(names: Mapping) -> str:
+    """Model, dtype and backend, with the batch, and padding and limit where they are not the usual ones."""
+    more = [f"batch {names['batch']}"]
+    more += [f"padded on the {names['padding']}"] * (names["padding"] != zero_shot.PADDING)
+    more += [f"first {names['limit']}"] * bool(names["limit"])
+    return f"{names['model']} ({', '.join([names['dtype'], names['backend'], *more])})"
+
+
+def missing(frame: pd.DataFrame, wanted: Sequence[str]) -> str:
+    """Which conditions have every task, and what the others lack; a task is stored whole or not at all."""
+    there = set(frame[["condition", "task"]].itertuples(index=False, name=None))
+    lacks = {c: [TITLES[t] for t in TASKS if (c, t) not in there] for c in wanted}
+    whole = [f"`{c}`" for c in wanted if not lacks[c]]
+    parts = [f"complete: {', '.join(whole) if whole else 'no condition'}"]
+    parts += [
+        f"**missing** under `{c}`: {'every task' if len(tasks) == len(TASKS) else ', '.join(tasks)}"
+        for c, tasks in lacks.items()
+        if tasks
+    ]
+    return "; ".join(parts) + "."
 
 
 def copies(made: pd.DataFrame) -> str:
@@ -168,28 +202,40 @@ def perplexities(frame: pd.DataFrame, model: str) -> Styler:
     return report.table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("condition"), caption)
 
 
-def sizes(found: Changes, model: str, condition: str = "grid(K=32,R=4)") -> Styler:
-    """Mean and largest absolute change of a condition over the six tasks, beside the paper's (C.3)."""
-    size = [abs(c.points) for (text, _), c in found.items() if text == condition]
-    ours = {"mean": sum(size) / len(size), "largest": max(size)} if size else {}
+def sizes(found: Mapping[str, Changes], condition: str = "grid(K=32,R=4)") -> Styler:
+    """Mean and largest absolute change of a condition over the six tasks, beside the paper's (C.3).
+
+    Args:
+        found: label of a model → its changes; one that lacks a task has a dash.
+    """
+    rows = {}
+    for who, mine in found.items():
+        size = [abs(c.points) for (text, _), c in mine.items() if text == condition]
+        whole = len(size) == len(TASKS)
+        ours = {"mean": report.number(sum(size) / len(size)), "largest": report.number(max(size))} if whole else {}
+        rows[f"{who}, measured"] = {"tasks": f"{len(size)} of {len(TASKS)}", **ours}
     pair = "Qwen2.5-72B|Llama-3.1-70B"
-    rows = {
-        f"{model}, measured": {k: report.number(v) for k, v in ours.items()},
-        "Qwen2.5-72B and Llama-3.1-70B, published": {
-            "mean": report.text(lookup.published(TABLE, model=pair, metric="mean_abs_change")),
-            "largest": report.text(lookup.published(TABLE, model=pair, metric="max_abs_change")),
-        },
-        "Qwen2.5-1.5B, published": {
-            "mean": report.text(lookup.published(TABLE, model="Qwen2.5-1.5B", metric="mean_abs_change")),
-        },
+    rows["Qwen2.5-72B and Llama-3.1-70B, published"] = {
+        "mean": report.text(lookup.published(TABLE, model=pair, metric="mean_abs_change")),
+        "largest": report.text(lookup.published(TABLE, model=pair, metric="max_abs_change")),
     }
-    caption = f"Absolute change of the six scores under {condition}, in percentage points."
-    return report.table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("model"), caption)
+    rows["Qwen2.5-1.5B, published"] = {
+        "mean": report.text(lookup.published(TABLE, model="Qwen2.5-1.5B", metric="mean_abs_change")),
+    }
+    caption = (
+        f"Absolute change of the six scores under {condition}, in percentage points; only where all six are there."
+    )
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["tasks", "mean", "largest"])
+    return report.table(frame.rename_axis("model"), caption)
 
 
-def gates(made: pd.DataFrame) -> Styler:
-    """What the batch-against-solo gate found, one row a condition."""
-    rows = made.drop_duplicates("condition").set_index("condition")
+def gates(made: Mapping[str, pd.DataFrame]) -> Styler:
+    """What the batch-against-solo gate found, one row a model and condition.
+
+    Args:
+        made: label of a model → as `zero_shot.made` gives it.
+    """
+    rows = pd.concat({who: one.drop_duplicates("condition").set_index("condition") for who, one in made.items()})
     shown = pd.DataFrame(
         {
             "requests": rows["gate_requests"],
@@ -200,42 +246,31 @@ def gates(made: pd.DataFrame) -> Styler:
         }
     )
     caption = "The gate, measured: differences of log-likelihood in nats a token of the continuation."
-    return report.table(shown, caption)
+    return report.table(shown.rename_axis(["model", "condition"]), caption)
 
 
-def figure_data(found: Changes, reference: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measured and published changes as `figures_zero_shot.changes` takes them; if none is measured, the paper's."""
-    ours = report.points(
-        [c.change for c in found.values()],
-        condition=[condition for condition, _ in found],
-        task=[TITLES[task] for _, task in found],
-    )
-    conditions = dict.fromkeys([condition for condition, _ in found] or list(PUBLISHED)[1:])
+def figure_data(found: Mapping[str, Changes], reference: str) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Measured, by label, and published changes as `figures_zero_shot.changes` takes them.
+
+    The published ones are of the conditions that any model has, or of all if none has one.
+    """
+    ours = {
+        who: report.points(
+            [c.change for c in mine.values()],
+            condition=[condition for condition, _ in mine],
+            task=[TITLES[task] for _, task in mine],
+        )
+        for who, mine in found.items()
+    }
+    have = {condition for mine in found.values() for condition, _ in mine}
     theirs = [
         {"condition": condition, "task": TITLES[task], "value": value.value}
-        for condition in conditions
+        for condition in list(PUBLISHED)[1:]
+        if condition in have or not have
         for task in TASKS
         if (value := _published(condition, task, reference))
     ]
     return ours, pd.DataFrame(theirs, columns=["condition", "task", "value"])
-
-
-def models(settings: Iterable[dict], results: str) -> Styler | None:
-    """Change of every task's score under every condition, one row a stored setting and condition; none pooled."""
-    rows = []
-    for names in settings:
-        frame = zero_shot.stored(names, results=results)
-        found = changes(frame)
-        for condition in dict.fromkeys(condition for condition, _ in found):
-            cells = {
-                TITLES[t]: f"{_signed(c)}{'*' if c.p < LEVEL else ''}" for (x, t), c in found.items() if x == condition
-            }
-            setting = f"{names['model']}, {names['dtype']}" + (f", first {names['limit']}" if names["limit"] else "")
-            rows.append({"model": setting, "condition": condition} | cells)
-    if not rows:
-        return None
-    caption = f"Change against softmax in percentage points, measured; * marks McNemar p < {LEVEL}, unadjusted."
-    return report.table(pd.DataFrame(rows).set_index(["model", "condition"]), caption)
 
 
 def _published(condition: str, task: str, model: str, metric: str = "change_vs_softmax") -> lookup.Published | None:

@@ -65,6 +65,11 @@ def test_a_spread_model_is_matched_to_the_same_temperatures(tiny_model):
 
 def test_lengths_beyond_the_model_are_told_apart(tiny_model):
     assert breadth.reachable(str(tiny_model), (64, 256, 512)) == ([64, 256], [512])
+    steps = breadth.long_steps(str(tiny_model), (64, 256, 512))
+    assert [(step.section, step.context, step.levels) for step in steps] == [
+        ("long", 64, (1.0,)),
+        ("long", 256, (1.0,)),
+    ]
 
 
 def test_the_command_rehearses_and_keeps_nothing(run, tiny_model, tmp_path, monkeypatch):

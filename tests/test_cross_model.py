@@ -59,7 +59,12 @@ def test_contrasts_are_those_of_statistics(tmp_path):
     for direction, alpha in (("flatten", 0.9), ("sharpen", 1.1)):
         solved(tmp_path, 10.0, direction, alpha)
     (cell,) = read(tmp_path)
-    assert (cell.model, cell.blocks, cell.predictions, cell.setting) == ("m", BLOCKS, BLOCKS * 2047, "float32")
+    assert (cell.model, cell.blocks, cell.predictions, cell.setting) == (
+        "m",
+        BLOCKS,
+        BLOCKS * 2047,
+        "float32, reference",
+    )
     assert cell.contrast("D_R(21)").mean == pytest.approx((nll(plain) - nll(fine)).mean())
     assert cell.contrast("D_T(10J0)") == statistics.contrast(cell.losses, FLAT, SHARP)
     rescue = cell.contrast("D_rescue(10J0)").mean
@@ -113,7 +118,7 @@ def test_of_several_settings_the_fullest_counts_and_the_kernels_semantics_never(
         put(tmp_path, text, model="n", model_id="n")
         put(tmp_path, text, model="n", model_id="n", dtype="bfloat16")
     m, n = read(tmp_path)
-    assert (m.model, m.setting) == ("m", "bfloat16, fused") and (n.model, n.setting) == ("n", "float32")
+    assert (m.model, m.setting) == ("m", "bfloat16, fused") and (n.model, n.setting) == ("n", "float32, reference")
     assert cross_model.of([m, n], "n") is n
 
 
@@ -137,3 +142,29 @@ def test_the_longest_context_is_what_a_run_recorded(tmp_path):
     assert cross_model.positions(str(tmp_path), "m") == 4096
     assert cross_model.positions(str(tmp_path), "n") is None
     assert cross_model.positions(str(tmp_path), "absent") is None
+
+
+def test_a_cell_with_output_is_shown_and_every_other_listed(tmp_path):
+    for backend in cross_model.BACKENDS:
+        put(tmp_path, BASELINE, backend=backend)
+        put(tmp_path, "h15()", backend=backend)
+    assert [cell.backend for cell in read(tmp_path)] == ["reference"]
+    rows = pd.DataFrame({"block": range(BLOCKS), "predictions": 2047, "top1": 0.9, "jsd": 0.01})
+    rows = rows.assign(kl_forward=0.1, kl_reverse=0.1)
+    Store(tmp_path, VOCABULARY).append_losses(key("h15()", backend="fused"), rows, {})
+    assert [cell.backend for cell in read(tmp_path)] == ["fused"]
+    assert [cell.backend for cell in read(tmp_path, backends=("reference",))] == ["reference"]
+    every = cross_model.every(str(tmp_path), corpus="pydoc", only=" m ,absent")
+    assert [cell.backend for cell in every] == ["fused", "reference"]
+    assert cross_model.every(str(tmp_path), corpus="pydoc", only="absent") == []
+
+
+def test_a_cell_names_its_weights_and_how_many_blocks_it_lacks(tmp_path):
+    rows = pd.DataFrame({"block": range(BLOCKS), "nll": 3.0, "predictions": 2047})
+    Store(tmp_path).append_losses(key(BASELINE, model_id="gguf:sha256:" + "ab" * 32), rows, {"blocks_available": 9})
+    put(tmp_path, BASELINE, model="n", model_id="hub@1")
+    m, n = read(tmp_path)
+    assert (m.size, m.label) == ("6 of 9", "m (float32, reference, 6 of 9 blocks)")
+    assert m.weights == "quantised weights of the file `m.gguf` (SHA-256 abababababab…), expanded to float32"
+    assert (n.size, n.label, n.weights) == ("6", "n (float32, reference)", "weights `hub@1`")
+    assert read(tmp_path, blocks=4)[0].size == "4 of 9"

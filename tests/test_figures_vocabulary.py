@@ -12,7 +12,7 @@ from test_figures import drawn, inside
 
 from softmaxlab import conditions, figures_vocabulary
 from softmaxlab.drawing import OURS, PAPER
-from softmaxlab.figures_vocabulary import OTHER, kind, output_against_loss
+from softmaxlab.figures_vocabulary import OTHER, by_model, kind, output_against_loss
 
 PUBLISHED = pd.DataFrame({"value": [0.004, 0.006], "changed": [4.0, 5.0]})
 
@@ -64,3 +64,19 @@ def test_nothing_to_draw_is_drawn_empty(rows):
 def test_kinds_are_told_apart_by_their_markers():
     signs = [marker for marker, _ in figures_vocabulary.KINDS.values()]
     assert len(set(signs)) == len(signs)
+
+
+def test_every_model_has_a_panel_with_its_points_on_shared_axes():
+    one = table(grid_1=[0.01, 0.005, 0.02, 0.001, 3.0], h15_=[0.002, 0.001, 0.003, 0.0001, 1.0])
+    two = table(mean_threshold_=[-0.005, -0.006, -0.004, 0.0008, 2.0])
+    left, right = drawn(by_model({"m (float32, fused)": one, "n (bfloat16, fused, 6 of 9 blocks)": two})).axes
+    assert markers(left, OURS) == [(0.0001, 0.002), (0.001, 0.01)] and markers(right, OURS) == [(0.0008, -0.005)]
+    assert [ax.get_title() for ax in (left, right)] == ["m\nfloat32, fused", "n\nbfloat16, fused, 6 of 9 blocks"]
+    assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+    assert inside(left, [-0.006, 0.02])
+
+
+def test_four_models_take_two_rows():
+    one = table(grid_1=[0.01, 0.005, 0.02, 0.001, 3.0])
+    axes = drawn(by_model({f"{name} (float32, fused)": one for name in "abcd"})).axes
+    assert [bool(ax.get_title()) for ax in axes] == [True] * 4 + [False] * 2

@@ -6,6 +6,8 @@ import pytest
 
 from softmaxlab import conditions, drawing, figures_zero_shot, lookup, paper, zero_shot
 from softmaxlab import zero_shot_report as lab
+from softmaxlab.conditions import BASELINE
+from softmaxlab.store import Store
 from softmaxlab.zero_shot import Setting
 from softmaxlab.zero_shot_records import COLUMNS
 
@@ -92,9 +94,11 @@ def test_perplexities_have_the_papers_two_larger_models(frame):
 
 
 def test_the_sizes_of_change_are_over_the_six_tasks(found):
-    table = lab.sizes(found, "m").data
-    assert table.loc["m, measured"].tolist() == ["7.50", "7.50"]
-    assert table.loc["Qwen2.5-72B and Llama-3.1-70B, published"].tolist() == ["0.114", "0.256"]
+    part = {at: change for at, change in found.items() if at[1] != "piqa"}
+    table = lab.sizes({"m": found, "n": part}).data
+    assert table.loc["m, measured"].tolist() == ["6 of 6", "7.50", "7.50"]
+    assert table.loc["n, measured", "tasks"] == "5 of 6" and table.loc["n, measured", ["mean", "largest"]].isna().all()
+    assert table.loc["Qwen2.5-72B and Llama-3.1-70B, published"].tolist()[1:] == ["0.114", "0.256"]
 
 
 def test_known_copies_of_the_documents_are_named():
@@ -112,13 +116,45 @@ def test_nothing_stored_is_said_in_a_sentence(tmp_path, monkeypatch):
     said = lab.told(frame, Setting(), "", REFERENCE)
     assert said.startswith("**Nothing is shown on this page:** no answers of **smollm2-135m**")
     assert lab.changes(frame) == {}
-    assert lab.models([], str(tmp_path)) is None
+    assert lab.every(frame, Setting(), conditions.zero_shot(), results=str(tmp_path)) == {}
+
+
+def test_what_is_missing_is_named(frame):
+    part = frame[~((frame.condition == "h15()") & (frame.task == "piqa")) & (frame.condition != "mean_threshold()")]
+    said = lab.missing(part, [BASELINE, "mean_threshold()", "h15()"])
+    assert said == (
+        "complete: `softmax()`; **missing** under `mean_threshold()`: every task; **missing** under `h15()`: PIQA."
+    )
+    assert lab.missing(frame, [BASELINE, "h15()"]) == "complete: `softmax()`, `h15()`."
+
+
+def test_every_stored_setting_stands_beside_the_chosen_one(frame, tmp_path):
+    names = {"model": "n", "dtype": "bfloat16", "backend": "fused", "padding": "left", "batch": 4, "limit": 7}
+    key = names | {"condition": BASELINE, "task": "piqa", "protocol": 1}
+    rows = frame[(frame.condition == BASELINE) & (frame.task == "piqa")]
+    Store(tmp_path).put_table("zero_shot", key, rows[[c for c in rows if c not in key]], {"gate": {}})
+    found = lab.every(frame, Setting(model="smollm2-135m"), conditions.zero_shot(), results=str(tmp_path))
+    first, second = found
+    assert first == "smollm2-135m (float32, reference, batch 8)"
+    assert second == "n (bfloat16, fused, batch 4, padded on the left, first 7)"
+    assert found[second].document.tolist() == rows.document.tolist()
+
+
+def test_two_models_have_marks_of_their_own(found):
+    ours, theirs = lab.figure_data({"m": found, "n": found}, REFERENCE)
+    figure = figures_zero_shot.changes(ours, theirs, list(zero_shot.TITLES.values()), reference=REFERENCE)
+    (legend,) = figure.legends
+    assert [text.get_text().split(":")[0] for text in legend.get_texts()] == ["m", "n", REFERENCE]
+    lines = [line for line in figure.axes[0].lines if ":" in line.get_label()]
+    assert len({line.get_marker() for line in lines}) == len(lines) == 3
+    heights = [set(line.get_ydata().tolist()) for line in lines]
+    assert not heights[0] & heights[1] and not heights[1] & heights[2]
 
 
 def test_the_figure_draws_ours_with_intervals_and_the_papers_hollow(found):
-    ours, theirs = lab.figure_data(found, REFERENCE)
-    assert (len(ours), len(theirs)) == (30, 24)
-    figure = figures_zero_shot.changes(ours, theirs, list(zero_shot.TITLES.values()), model="m", reference=REFERENCE)
+    ours, theirs = lab.figure_data({"m": found}, REFERENCE)
+    assert (len(ours["m"]), len(theirs)) == (30, 24)
+    figure = figures_zero_shot.changes(ours, theirs, list(zero_shot.TITLES.values()), reference=REFERENCE)
     axes = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
     assert list(axes) == conditions.zero_shot()[1:]
     lines = {line.get_label().split(":")[0]: line for line in axes["grid(K=32,R=4)"].lines if ":" in line.get_label()}
@@ -133,5 +169,5 @@ def test_the_figure_draws_ours_with_intervals_and_the_papers_hollow(found):
 
 def test_the_figure_has_the_papers_points_where_nothing_is_measured():
     ours, theirs = lab.figure_data({}, REFERENCE)
-    figure = figures_zero_shot.changes(ours, theirs, list(zero_shot.TITLES.values()), model="m", reference=REFERENCE)
+    figure = figures_zero_shot.changes(ours, theirs, list(zero_shot.TITLES.values()), reference=REFERENCE)
     assert sum(bool(ax.get_title(loc="left")) for ax in figure.axes) == 4
