@@ -7,7 +7,8 @@ import torch
 
 from softmaxlab import backends
 from softmaxlab.backends import fused
-from softmaxlab.bench import operator_rows, operators
+from softmaxlab.bench import operator_rows, operators, sdpa
+from softmaxlab.bench.operators import SDPA
 from softmaxlab.bench.turns import Budget
 from softmaxlab.errors import LabError
 from softmaxlab.operators import parse
@@ -129,3 +130,49 @@ def test_the_fused_backend_tells_once_of_what_it_does_not_do():
     assert len(notices) == 1
     assert torch.equal(got[0], backends.get("reference")(q, q, q, rescue, scaling=0.1))
     assert backends.canonical("fused") == "fused"
+
+
+@pytest.mark.parametrize("mask", (None, "window"))
+def test_both_ways_to_call_sdpa_are_softmax(mask):
+    q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+    seen = None if mask is None else (torch.ones(9, 9).tril() * torch.ones(9, 9).triu(-3)).bool()[None, None]
+    exact = backends.get("reference")(q, k, v, parse("softmax()"), scaling=0.3, mask=seen)
+    for way in sdpa.WAYS:
+        got = sdpa.attention(q, k, v, way, scaling=0.3, mask=seen)
+        torch.testing.assert_close(got.transpose(1, 2), exact, atol=1e-5, rtol=1e-5)
+    got = sdpa.attend_repeated(q, k, v, parse("softmax()"), scaling=0.3, mask=seen, layer=1, softcap=None)
+    torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-5)
+
+
+def test_the_faster_way_to_call_sdpa_is_the_one_that_is_compared_with(monkeypatch):
+    case, real = operators.Case("attention", "float32", 32, 4, 2, 16), sdpa.attention
+
+    def told(ways):
+        monkeypatch.setattr(sdpa, "attention", lambda q, k, v, way: ways[way]() or real(q, k, v, way))
+        monkeypatch.setattr(operators, "timed", lambda call, device: (call(), 1.0)[1])
+        (row,) = operators.measure(case, [("fused", "softmax()")], "cpu", 3, Budget(0), False)
+        return row
+
+    def full():
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(sdpa, "trial", lambda call, timed: {"grouped": 2.0, "repeated": 1.0})
+    called = []
+    assert told({way: (lambda way=way: called.append(way)) for way in sdpa.WAYS})["sdpa"] == "repeated"
+    assert set(called) == {"repeated"}
+    monkeypatch.undo()
+    row = told({"grouped": full, "repeated": lambda: None})
+    assert (row["sdpa"], row["sdpa_trial"]) == ("repeated", {"grouped": None, "repeated": 1.0})
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        told({"grouped": full, "repeated": full})
+
+
+@pytest.mark.model
+def test_a_model_runs_in_both_ways():
+    case = operators.Case("model", "float32", 16)
+    with torch.inference_mode(), operators.prepared(case, "cpu") as call:
+        grouped, repeated, ours = (
+            call(pair)().logits for pair in ((SDPA, "grouped"), (SDPA, "repeated"), ("reference", "softmax()"))
+        )
+    torch.testing.assert_close(grouped, ours, atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(repeated, ours, atol=2e-3, rtol=1e-3)

@@ -91,7 +91,10 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def summary(row: dict[str, Any]) -> dict[str, Any]:
-    """A row's ratio to sdpa: median, least and largest of the rounds; with what the page and the command show."""
+    """A row's ratio to sdpa: median, least and largest of the rounds; with what the page and the command show.
+
+    `sdpa` is the way that sdpa was called in, None in rows from before both were tried: those had `enable_gqa`.
+    """
     ratios = [a / b for a, b in zip(row["seconds"], row["sdpa_seconds"], strict=True)]
     kept = ("mode", "case", "dtype", "context", "backend", "operator", "kind", "device", "threads", "notices")
     return {name: row[name] for name in kept} | {
@@ -100,6 +103,9 @@ def summary(row: dict[str, Any]) -> dict[str, Any]:
         "high": max(ratios),
         "rounds": len(ratios),
         "ms": 1000 * statistics.median(row["seconds"]),
+        "sdpa_ms": 1000 * statistics.median(row["sdpa_seconds"]),
+        "sdpa": row.get("sdpa"),
+        "sdpa_trial": row.get("sdpa_trial", {}),
         "peak_mib": None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20,
         "sdpa_peak_mib": None if row["sdpa_peak_bytes"] is None else row["sdpa_peak_bytes"] / 2**20,
         "target": target(row),
