@@ -54,7 +54,7 @@ def test_the_limit_keeps_whole_cases(tmp_path, monkeypatch):
 def test_a_ratio_pairs_the_rounds():
     row = {"seconds": [2.0, 9.0, 4.0], "sdpa_seconds": [1.0, 3.0, 4.0], "peak_bytes": 2**20, "sdpa_peak_bytes": None}
     row |= {"mode": "model", "case": "", "dtype": "float32", "context": 2048, "backend": "fused", "notices": []}
-    row |= {"operator": "h15()", "kind": "cpu", "device": "a CPU", "threads": 2}
+    row |= {"operator": "h15()", "kind": "cpu", "device": "a CPU", "threads": 2, "heads": 0, "kv_heads": 0, "dim": 0}
     found = operator_rows.summary(row)
     assert (found["ratio"], found["low"], found["high"], found["rounds"]) == (2.0, 1.0, 3.0, 3)
     assert (found["ms"], found["peak_mib"], found["sdpa_peak_mib"]) == (4000.0, 1.0, None)
