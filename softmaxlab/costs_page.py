@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from softmaxlab import costs_memory, costs_ratios, costs_suite, drawing, figures_costs
+from softmaxlab import costs_memory, costs_ratios, costs_suite, costs_together, drawing, figures_costs
 from softmaxlab.bench import operator_rows
 from softmaxlab.costs_ratios import MODES, Row
 
@@ -34,10 +34,10 @@ def write_page(root: Path) -> Path | None:
         ways=costs_ratios.ways(rows) if rows else "No benchmark of operators was recorded.",
         growth=costs_memory.verdict(rows) or "Memory was not measured.",
         memory=costs_memory.tables(rows),
-        together=costs_suite.together(root),
-        core=costs_suite.core(root),
+        together=costs_together.together(root),
+        core=costs_together.core(root),
         suite=costs_suite.suite(root),
-        passes=costs_suite.passes(root),
+        passes=costs_together.passes(root),
         absent="\n".join(f"- {line}" for line in absent(root, rows)),
     )
     page = folder / "costs.md"
@@ -54,24 +54,27 @@ def absent(root: Path, rows: Sequence[Row]) -> list[str]:
     return said
 
 
+_FIGURE = """:::{{figure}} {name}.svg
+:name: fig-{name}
+:alt: Time over sdpa's against the context on a {machine}, a line for each operator, a panel for each mode and dtype.
+
+Time over sdpa's in the same round against the context, backend fused; the dotted line is sdpa. Points are medians over
+the rounds and bars their least and largest, **measured**. Points at one context are drawn side by side.
+:::"""
+
+
 def _devices(rows: Sequence[Row], folder: Path) -> str:
     """For each machine its figure and its tables."""
     parts = []
-    for number, found in enumerate(costs_ratios.machines(rows)):
+    for number, found in enumerate(costs_ratios.machines(rows), 1):
         kind, device, threads = found
-        name = f"costs-{kind}" if number == [m[0] for m in costs_ratios.machines(rows)].index(kind) else ""
-        name = name or f"costs-{kind}-{number}"
+        name = f"costs-{kind}-{number}"
         title = device if kind == "cuda" else f"{device}, {threads} threads"
         own = [r for r in rows if costs_ratios.machine(r) == found and r["backend"] == "fused"]
         parts.append(f"### {title}")
         if own:
             _draw(own, folder / f"{name}.svg")
-            parts.append(
-                f":::{{figure}} {name}.svg\n:name: fig-{name}\n:alt: Time over sdpa's time against the context on a "
-                f"{NAMES[kind]}, a line for each operator, a panel for each way of timing and dtype.\n\nTime over sdpa's in "
-                "the same round against the context, backend fused; the dotted line is sdpa. Points are medians over "
-                "the rounds and bars their least and largest, **measured**; points at one context lie side by side.\n:::"
-            )
+            parts.append(_FIGURE.format(name=name, machine=NAMES[kind]))
         parts.append(costs_ratios.ratio_tables(rows, found))
     return "\n\n".join(parts) or "No benchmark of operators was recorded."
 

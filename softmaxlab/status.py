@@ -39,11 +39,19 @@ def write_page(root: Path, executed: Sequence[Path]) -> Path:
         results=results_table(root),
         output=results_table(root, VOCABULARY),
         cost=cost_table(root),
+        elsewhere=elsewhere(root),
     )
     page = root / "book" / "_generated" / "status.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def elsewhere(root: Path) -> str:
+    """A link to the page on costs, where the book has one."""
+    if not (root / "book" / "costs-template.md").is_file():
+        return ""
+    return "What an operator costs beside torch's attention, what passes cost, and their targets: {ref}`lab-costs`."
 
 
 def chapter_row(path: Path) -> tuple[str, str, str, str]:
