@@ -165,9 +165,9 @@ def suite(root: Path) -> str:
     if total["fused"] > 60 * SUITE_TARGET:
         largest = max(found, key=lambda p: p.seconds["fused"])
         said.append(
-            f"With the fused backend most of it, {100 * largest.seconds['fused'] / total['fused']:.0f} %, are the "
-            f"conditions {largest.name}. Simulated kernels and the floor's variants are programs of their own, which "
-            "no fused kernel makes faster, and what the fused backend cannot do it hands to the reference."
+            f"With the fused backend the largest part, {100 * largest.seconds['fused'] / total['fused']:.0f} %, are "
+            f"the conditions {largest.name}. Simulated kernels and the floor's variants are programs of their own, "
+            "which no fused kernel makes faster, and what the fused backend cannot do it hands to the reference."
         )
     listed = conditions.canonical([c for section in _SECTIONS for c in conditions.named(section)])
     stored = set(Store(root / "results").provenance(model=models.EMBEDDED, corpus=CORPUS, context=CONTEXT)["condition"])

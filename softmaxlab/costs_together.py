@@ -42,8 +42,8 @@ def together(root: Path) -> str:
     text = (
         f"**Measured** on {record['device']}, backend {record['backend']}, {record['dtype']}: {record['conditions']} "
         f"conditions on {record['blocks']} blocks of {record['context']:,} tokens take "
-        f"{report.number(took['together'])} s together and {report.number(took['each_alone'])} s one by one, a share of "
-        f"**{100 * share:.1f} %**; of the layers they run {100 * layers:.1f} %. The target was "
+        f"{report.number(took['together'])} s together and {report.number(took['each_alone'])} s one by one, a share "
+        f"of **{100 * share:.1f} %**; of the layers they run {100 * layers:.1f} %. The target was "
         f"{100 * SHARE_TARGET:.0f} %: "
     )
     if share <= SHARE_TARGET:

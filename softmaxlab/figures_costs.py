@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from softmaxlab.drawing import FAMILY, INK, OURS, fixed_ticks, keyed, plain_ticks, points
+from softmaxlab.drawing import FAMILY, INK, OURS, fixed_ticks, keyed, points
 
 #: Operators that stand for their families, with their markers.
 CHOSEN = {"softmax()": "o", "h15()": "s", "grid(K=21,R=4)": "D", "mean_threshold()": "^", "topk(f=0.1)": "v"}
@@ -34,7 +35,6 @@ def ratios(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
             points(ax, aside, rows, colour, label=operator, marker=marker, line="-", width=1.4)
         ax.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
         fixed_ticks(ax, frame["context"])
         ax.xaxis.set_major_formatter(lambda v, _: f"{v / 1024:g}K")
         ax.set_xlim(frame["context"].min() / 1.4, frame["context"].max() * 1.4)
@@ -42,8 +42,13 @@ def ratios(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
         ax.grid(False, axis="x")
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
+    drawn = pd.concat([frame[frame["operator"].isin(list(CHOSEN))] for _, frame in panels])
+    if drawn["high"].max() > 4 * drawn["low"].min():  # one axis for all panels
+        axes[0, 0].set_yscale("log")
+        axes[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        axes[0, 0].yaxis.set_minor_locator(NullLocator())
     for ax in axes[:, 0]:
-        plain_ticks(ax, "y")
         ax.set_ylabel("time / sdpa's time")
     for ax in axes[-1]:
         ax.set_xlabel("context (tokens)")

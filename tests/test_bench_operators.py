@@ -111,14 +111,13 @@ def test_another_file_is_left_alone(tmp_path):
     assert path.read_text() == "{}"
 
 
-def test_the_status_page_shows_them(tmp_path):
-    from softmaxlab import status
+def test_the_page_on_costs_shows_them(tmp_path):
+    from softmaxlab import costs_ratios
 
-    assert "No benchmark" in status.operators_table(tmp_path)
     operators.run(operators=["softmax()", "h15()"], results=tmp_path / "results", **SMALL)
-    text = status.operators_table(tmp_path)
-    assert "| fused | `h15()` |" in text and "attention/h9/kv3/d64/float32/64" in text
-    assert status.bench_table(tmp_path) == "No benchmark was recorded."
+    rows = operator_rows.stored(tmp_path / "results")
+    assert "| `h15()` | " in costs_ratios.ratio_tables(rows, costs_ratios.machine(rows[0]))
+    assert "| 64 | " in costs_ratios.ways(rows) and "not tried" not in costs_ratios.ways(rows)
 
 
 def test_the_fused_backend_tells_once_of_what_it_does_not_do():
