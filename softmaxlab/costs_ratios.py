@@ -37,6 +37,8 @@ REASONS = {
     "mean_threshold": "The keys are walked for the row's mean first, and P is kept in two BF16 parts.",
     "topk": "The scores are written to a scratch buffer, and every row of it is searched for its threshold.",
 }
+FLOAT32 = "A product of FP32 numbers is six products of BF16 parts, for FP32's accuracy; the rest was not taken apart."
+UNKNOWN = "Why was not established."
 
 
 def kilo(context: int) -> str:
@@ -112,7 +114,9 @@ def why(rows: Sequence[Row]) -> str:
             of = [r for r in above if operator_rows.family(parse(r["operator"])) == family]
             if of:
                 shown = ", ".join(f"{code(r['operator'])} {ratio(r)}" for r in of)
-                known = REASONS[family] if (kind, dtype) == ("cuda", "bfloat16") else "Why was not established."
+                known = {("cuda", "bfloat16"): REASONS[family], ("cuda", "float32"): FLOAT32}.get(
+                    (kind, dtype), UNKNOWN
+                )
                 lines.append(f"- {name}, ≤ {of[0]['target']:g}: {shown}. {known}")
         parts.append("\n".join(lines))
     if parts:

@@ -110,6 +110,7 @@ def test_the_forward_pass_has_the_targets_at_2k_and_attention_those_at_16k(tmp_p
     (cpu,) = record(tmp_path, row("topk(f=0.1)", 4.1, ("cpu", *H200_2K[1:])), kind="cpu")[-1:]
     assert cpu["target"] == 4 and "two CPU cores" in costs_ratios.why([cpu])
     assert "Why was not established." in costs_ratios.why([cpu])
+    assert "six products" in costs_ratios.why(record(tmp_path, row("softmax()", 0.91, H200_2K)))
 
 
 def test_a_ratio_to_the_slow_way_is_not_simply_met(tmp_path):
