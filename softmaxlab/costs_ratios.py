@@ -109,6 +109,8 @@ def why(rows: Sequence[Row]) -> str:
         above = [r for r in held(rows, setting) if missed(r)]
         if not above:
             continue
+        reasons = {("cuda", "bfloat16"): REASONS, ("cuda", "float32"): dict.fromkeys(FAMILIES, FLOAT32)}
+        known = reasons.get((kind, dtype), dict.fromkeys(FAMILIES, UNKNOWN))
         lines = [f"**{title}.** {_rate(above[0])}".rstrip(), ""]
         for family, name in FAMILIES.items():
             of = [r for r in above if operator_rows.family(parse(r["operator"])) == family]
@@ -117,7 +119,7 @@ def why(rows: Sequence[Row]) -> str:
                 known = {("cuda", "bfloat16"): REASONS[family], ("cuda", "float32"): FLOAT32}.get(
                     (kind, dtype), UNKNOWN
                 )
-                lines.append(f"- {name}, ≤ {of[0]['target']:g}: {shown}. {known}")
+                lines.append(f"- {name}, ≤ {of[0]['target']:g}: {shown}. {known[family]}")
         parts.append("\n".join(lines))
     if parts:
         return "\n\n".join(parts)
