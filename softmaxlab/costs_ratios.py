@@ -116,9 +116,6 @@ def why(rows: Sequence[Row]) -> str:
             of = [r for r in above if operator_rows.family(parse(r["operator"])) == family]
             if of:
                 shown = ", ".join(f"{code(r['operator'])} {ratio(r)}" for r in of)
-                known = {("cuda", "bfloat16"): REASONS[family], ("cuda", "float32"): FLOAT32}.get(
-                    (kind, dtype), UNKNOWN
-                )
                 lines.append(f"- {name}, ≤ {of[0]['target']:g}: {shown}. {known[family]}")
         parts.append("\n".join(lines))
     if parts:
