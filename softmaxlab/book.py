@@ -48,7 +48,7 @@ def build(
             fails or takes too long, a chapter without outputs, a failed Sphinx build, a page that
             would load something from another host.
     """
-    from softmaxlab import findings, paper_models, scaling, status
+    from softmaxlab import costs_page, findings, paper_models, scaling, status
 
     root = notebooks.find_root()
     every = notebooks.find_chapters(root)
@@ -69,6 +69,7 @@ def build(
     status.write_page(root, [chapter.executed for chapter in every])
     scaling.write_page(root)
     paper_models.write_page(root)
+    costs_page.write_page(root)
     findings.write_page(root)
     html = run_sphinx(root, every, strict=strict)
     loads = offline.external_loads(html)

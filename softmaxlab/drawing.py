@@ -8,6 +8,8 @@ and symmetric-logarithmic otherwise: an interval is never cut off at zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -153,5 +155,13 @@ def finish(fig: Figure, ax: Axes) -> Figure:
     """Key above the axes; close so that a notebook shows the figure once."""
     if ax.get_legend_handles_labels()[0]:
         ax.legend(**KEY)
+    plt.close(fig)
+    return fig
+
+
+def keyed(fig: Figure, axes: Sequence[Axes], ncols: int) -> Figure:
+    """One key above all panels, each name once."""
+    found = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    fig.legend(found.values(), found.keys(), loc="outside upper left", frameon=False, ncols=ncols, handletextpad=0.4)
     plt.close(fig)
     return fig

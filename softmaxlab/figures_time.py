@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from softmaxlab.drawing import CYCLE, INK, OURS, PAPER, points
+from softmaxlab.drawing import CYCLE, INK, OURS, PAPER, keyed, points
 
 CONTROL = "#8c8c8c"
 #: Measured kernels that are not the paper's: colour and marker.
@@ -55,7 +54,7 @@ def models(panels: Sequence[tuple[str, pd.DataFrame, str]]) -> Figure:
         ax.set_title(title, loc="left")
         ax.grid(False, axis="y")
     axes[-1, 0].set_xlabel("ΔNLL against the stock kernel (nats a token)")
-    return _keyed(fig, axes[:, 0], ncols=3)
+    return keyed(fig, axes[:, 0], ncols=3)
 
 
 def gains(ours: pd.DataFrame, theirs: pd.DataFrame, kernels: Mapping[str, str], gpu: str) -> Figure:
@@ -91,7 +90,7 @@ def gains(ours: pd.DataFrame, theirs: pd.DataFrame, kernels: Mapping[str, str], 
         ax.set_ylim(-0.7, n - 0.3)
         ax.set_xlabel("speed-up over stock (%)")
         ax.grid(False, axis="y")
-    return _keyed(fig, (left, right), ncols=2)
+    return keyed(fig, (left, right), ncols=2)
 
 
 def lengths(panels: Sequence[tuple[str, pd.DataFrame, bool]]) -> Figure:
@@ -122,7 +121,7 @@ def lengths(panels: Sequence[tuple[str, pd.DataFrame, bool]]) -> Figure:
         ax.set_xlabel("tokens")
         ax.set_title(title, loc="left")
     axes[0, 0].set_ylabel("speed-up over stock (%)")
-    return _keyed(fig, axes[0], ncols=3)
+    return keyed(fig, axes[0], ncols=3)
 
 
 def spread(frame: pd.DataFrame, limit: float) -> Figure:
@@ -146,7 +145,7 @@ def spread(frame: pd.DataFrame, limit: float) -> Figure:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="board power after a window, median (W)", ylabel="spread of stock / control (points)")
-    return _keyed(fig, [ax], ncols=2)
+    return keyed(fig, [ax], ncols=2)
 
 
 def power(traces: Mapping[str, pd.DataFrame], limit: float) -> Figure:
@@ -166,7 +165,7 @@ def power(traces: Mapping[str, pd.DataFrame], limit: float) -> Figure:
         top.axhline(limit, color=INK, linestyle=":", linewidth=1.4, label="power limit of the card")
     top.set_ylabel("board power (W)")
     bottom.set(xlabel="seconds from the start of the loop", ylabel="SM clock (MHz), 2 s median")
-    return _keyed(fig, [top], ncols=3)
+    return keyed(fig, [top], ncols=3)
 
 
 def counters(panels: Mapping[str, pd.DataFrame]) -> Figure:
@@ -190,12 +189,4 @@ def counters(panels: Mapping[str, pd.DataFrame]) -> Figure:
         ax.set_xlim(-2, 100)
         ax.set_xlabel("of the pipe's peak (%)")
         ax.set_title(title, loc="left")
-    return _keyed(fig, axes[0][:1], ncols=5)
-
-
-def _keyed(fig: Figure, axes: Sequence[Axes], ncols: int) -> Figure:
-    """One key above all panels, each name once."""
-    found = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    fig.legend(found.values(), found.keys(), loc="outside upper left", frameon=False, ncols=ncols, handletextpad=0.4)
-    plt.close(fig)
-    return fig
+    return keyed(fig, axes[0][:1], ncols=5)

@@ -7,7 +7,6 @@ A reader who doubts a number looks here first. The text around the tables is a t
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import string
@@ -40,13 +39,19 @@ def write_page(root: Path, executed: Sequence[Path]) -> Path:
         results=results_table(root),
         output=results_table(root, VOCABULARY),
         cost=cost_table(root),
-        bench=bench_table(root),
-        operators=operators_table(root),
+        elsewhere=elsewhere(root),
     )
     page = root / "book" / "_generated" / "status.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def elsewhere(root: Path) -> str:
+    """A link to the page on costs, where the book has one."""
+    if not (root / "book" / "costs-template.md").is_file():
+        return ""
+    return "What an operator costs beside torch's attention, what passes cost, and their targets: {ref}`lab-costs`."
 
 
 def chapter_row(path: Path) -> tuple[str, str, str, str]:
@@ -141,67 +146,6 @@ def cost_table(root: Path) -> str:
         found = table(("condition", "ms a block", "times softmax"), rows)
         parts.append(f":::{{dropdown}} {title}, backend {key['backend']}\n{found}\n:::")
     return "\n\n".join(parts) or "No cost was recorded."
-
-
-#: Passes that `tests/benchmarks/trajectory_cost.py` times, in words, and what they were to cost at most.
-_PASSES = {
-    "no_operators": ("trajectory, the rows of softmax alone", ""),
-    "operators_16": ("trajectory, 16 operators in one pass", "6"),
-    "matching_16": ("divergences of 16 temperatures in one pass", ""),
-}
-
-
-def bench_table(root: Path) -> str:
-    """What passes and the simulated kernel cost in exact-softmax evaluations, from `results/bench`."""
-    rows, devices = [], set()
-    for path in sorted((root / "results" / "bench").glob("*.json")):
-        report = json.loads(path.read_text(encoding="utf-8"))
-        if path.name.startswith("operators-"):  # `operators_table` has them
-            continue
-        devices.add(report["device"])
-        for name, (title, target) in _PASSES.items():
-            if name in report.get("forwards", {}):
-                rows.append((title, f"{report['forwards'][name]:.1f}", target))
-        for one in report.get("evaluations", []):
-            target = "4" if (one["operator"], one["backend"]) == ("h15()", "online(tile=128,tau=8)") else ""
-            title = f"{code(one['operator'])} through {code(one['backend'])}"
-            rows.append((title, f"{one['softmax_evaluations']:.1f}", target))
-    if not rows:
-        return "No benchmark was recorded."
-    head = ("pass or evaluation", "exact-softmax evaluations", "target, at most")
-    return f"{table(head, rows)}\n\nDevice: {', '.join(sorted(devices))}."
-
-
-def operators_table(root: Path) -> str:
-    """What operators cost beside sdpa: those with a target first, then a folded table for each case."""
-    from softmaxlab.bench import operator_rows
-
-    rows = operator_rows.stored(root / "results")
-    if not rows:
-        return "No benchmark of operators was recorded."
-    held = []
-    for r in (r for r in rows if r["target"] is not None):
-        setting = r["device"], r["mode"], f"{r['context']}, {r['dtype']}"
-        held.append((*setting, code(r["operator"]), ratio(r), operator_rows.verdict(r)))
-    head = ("device", "timed", "context, dtype", "operator", "times sdpa (spread)", "target")
-    parts = [table(head, held)] if held else []
-    cases: dict[tuple[str, ...], list[dict]] = {}
-    for r in rows:
-        cases.setdefault((r["device"], f"{r['threads']} threads", r["case"]), []).append(r)
-    for case, found in cases.items():
-        lines = []
-        for r in sorted(found, key=lambda r: (r["backend"], r["ratio"])):
-            peak = "—" if r["peak_mib"] is None else f"{r['peak_mib']:.1f} ({r['sdpa_peak_mib']:.1f})"
-            notice = " ".join(r["notices"])
-            lines.append((r["backend"], code(r["operator"]), f"{r['ms']:.2f}", ratio(r), r["rounds"], peak, notice))
-        head = ("backend", "operator", "ms", "times sdpa (spread)", "rounds", "peak MiB (sdpa's)", "notice")
-        parts.append(f":::{{dropdown}} {', '.join(case)}\n{table(head, lines)}\n:::")
-    return "\n\n".join(parts)
-
-
-def ratio(row: dict) -> str:
-    """Median of the rounds, with the least and the largest."""
-    return f"{row['ratio']:.2f} ({row['low']:.2f}–{row['high']:.2f})"
 
 
 def code(text: object) -> str:

@@ -54,7 +54,7 @@ def test_the_limit_keeps_whole_cases(tmp_path, monkeypatch):
 def test_a_ratio_pairs_the_rounds():
     row = {"seconds": [2.0, 9.0, 4.0], "sdpa_seconds": [1.0, 3.0, 4.0], "peak_bytes": 2**20, "sdpa_peak_bytes": None}
     row |= {"mode": "model", "case": "", "dtype": "float32", "context": 2048, "backend": "fused", "notices": []}
-    row |= {"operator": "h15()", "kind": "cpu", "device": "a CPU", "threads": 2}
+    row |= {"operator": "h15()", "kind": "cpu", "device": "a CPU", "threads": 2, "heads": 0, "kv_heads": 0, "dim": 0}
     found = operator_rows.summary(row)
     assert (found["ratio"], found["low"], found["high"], found["rounds"]) == (2.0, 1.0, 3.0, 3)
     assert (found["ms"], found["peak_mib"], found["sdpa_peak_mib"]) == (4000.0, 1.0, None)
@@ -111,14 +111,13 @@ def test_another_file_is_left_alone(tmp_path):
     assert path.read_text() == "{}"
 
 
-def test_the_status_page_shows_them(tmp_path):
-    from softmaxlab import status
+def test_the_page_on_costs_shows_them(tmp_path):
+    from softmaxlab import costs_ratios
 
-    assert "No benchmark" in status.operators_table(tmp_path)
     operators.run(operators=["softmax()", "h15()"], results=tmp_path / "results", **SMALL)
-    text = status.operators_table(tmp_path)
-    assert "| fused | `h15()` |" in text and "attention/h9/kv3/d64/float32/64" in text
-    assert status.bench_table(tmp_path) == "No benchmark was recorded."
+    rows = operator_rows.stored(tmp_path / "results")
+    assert "| `h15()` | " in costs_ratios.ratio_tables(rows, costs_ratios.machine(rows[0]))
+    assert "| 64 | " in costs_ratios.ways(rows) and "not tried" not in costs_ratios.ways(rows)
 
 
 def test_the_fused_backend_tells_once_of_what_it_does_not_do():

@@ -376,14 +376,8 @@ def test_status_says_what_a_condition_cost(tmp_path):
     assert "@1" not in text
 
 
-def test_status_shows_benchmarks_beside_their_targets(tmp_path):
-    assert status.bench_table(tmp_path) == "No benchmark was recorded."
-    folder = tmp_path / "results" / "bench"
-    folder.mkdir(parents=True)
-    passes = {"device": "GPU A", "forwards": {"forward": 1.0, "operators_16": 7.25}}
-    through = {"operator": "h15()", "backend": "online(tile=128,tau=8)", "softmax_evaluations": 2.2}
-    (folder / "a.json").write_text(json.dumps(passes))
-    (folder / "b.json").write_text(json.dumps({"device": "GPU B", "evaluations": [through]}))
-    text = status.bench_table(tmp_path)
-    assert "| trajectory, 16 operators in one pass | 7.2 | 6 |" in text and "no_operators" not in text
-    assert "| `h15()` through `online(tile=128,tau=8)` | 2.2 | 4 |" in text and "Device: GPU A, GPU B." in text
+def test_status_links_to_the_page_on_costs_where_there_is_one(tmp_path):
+    assert status.elsewhere(tmp_path) == ""
+    (tmp_path / "book").mkdir()
+    shutil.copy(ROOT / "book" / "costs-template.md", tmp_path / "book")
+    assert "{ref}`lab-costs`" in status.elsewhere(tmp_path)

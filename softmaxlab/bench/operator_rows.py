@@ -106,6 +106,7 @@ def summary(row: dict[str, Any]) -> dict[str, Any]:
         "sdpa_ms": 1000 * statistics.median(row["sdpa_seconds"]),
         "sdpa": row.get("sdpa"),
         "sdpa_trial": row.get("sdpa_trial", {}),
+        "shape": (row["heads"], row["kv_heads"], row["dim"]),
         "peak_mib": None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20,
         "sdpa_peak_mib": None if row["sdpa_peak_bytes"] is None else row["sdpa_peak_bytes"] / 2**20,
         "target": target(row),
