@@ -553,7 +553,7 @@ offered = [
 ]
 report.table(
     pd.DataFrame(offered, columns=["call", "what runs"]).set_index("call"),
-    "What each call runs, from the code. In a transformers model: causal self-attention, no padding, window or sinks.",
+    "What each call runs, from the code. In a transformers model: causal self-attention, also in a sliding window, without padding or sinks.",
 )
 
 # %% [markdown]
