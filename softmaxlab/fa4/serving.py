@@ -111,7 +111,8 @@ def _forward(
     if mask is not None:
         raise LabError(f"fa4, {where}: there is padding, which it does not skip: give it sequences of one length")
     positions = more.get("position_ids")
-    if positions is not None and positions.dim() == 2 and bool((positions.diff(dim=-1) < 0).any()):
+    several = positions is not None and positions.dim() == 2 and positions.shape[-1] > 1
+    if several and bool((positions.diff(dim=-1) < 0).any()):
         # transformers makes no mask of them for such an implementation, so that each would see the ones before it.
         raise LabError(f"fa4, {where}: position_ids start anew, but it takes one sequence a row: pass them one by one")
     for name in ("s_aux", "sinks", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"):
