@@ -155,6 +155,9 @@ KINDS = {
 }
 
 
+_CROWDED = 2.0  # points of gain within which two names would overlap
+
+
 def trade(panels: Mapping[str, pd.DataFrame], kind: str = "measured") -> Figure:
     """Speed against loss, one panel a shape (no counterpart in the paper).
 
@@ -177,15 +180,17 @@ def trade(panels: Mapping[str, pd.DataFrame], kind: str = "measured") -> Figure:
             look = {"fmt": marker, "color": colour, "markersize": 6, "elinewidth": 1.3, "label": label}
             ax.errorbar(x, y, **bars, **look)
         for row in frame.itertuples():
-            down = row.kind == "stock" and row.kernel != "stock"
-            above = 11 if row.kind == "stock" else 6
-            at = (1e3 * row.loss, row.gain_low if down else row.gain_high)
-            look = {"textcoords": "offset points", "fontsize": 8, "color": INK, "ha": "center", "va": "center"}
-            ax.annotate(row.kernel, at, (0, -9 if down else above), **look)
+            # Beside the interval, on the left where a kernel of about the same gain lies to the right.
+            near = frame[(frame["gain"] - row.gain).abs() < _CROWDED]
+            left = any((other.loss_high, other.Index) > (row.loss_high, row.Index) for other in near.itertuples())
+            at = (1e3 * (row.loss_low if left else row.loss_high), row.gain)
+            look = {"textcoords": "offset points", "fontsize": 8, "color": INK, "va": "center"}
+            ax.annotate(row.kernel, at, (-7 if left else 7, 0), ha="right" if left else "left", **look)
         ax.axhline(0.0, color=INK, linewidth=0.8, zorder=0)
+        ax.axvline(0.0, color=INK, linewidth=0.8, zorder=0)
         ax.set_title(title, loc="left", fontsize=10)
         ax.set_xlabel("ΔNLL (10⁻³ nats a token)")
-        ax.margins(x=0.16, y=0.1)
+        ax.margins(x=0.24, y=0.1)
     axes[0, 0].set_ylabel("faster than stock (%)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper left", frameon=False, ncols=3, handletextpad=0.4)

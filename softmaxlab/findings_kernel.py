@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
 
-from softmaxlab import kernel_fidelity, report, semantic_endpoints
+from softmaxlab import kernel_fidelity, packed_endpoints, report, semantic_endpoints
 from softmaxlab.bench import gains, kernels, read
 from softmaxlab.bench.cells import Cell
 from softmaxlab.conditions import BASELINE
@@ -15,6 +16,7 @@ from softmaxlab.fa4 import audit, gate_record, gates, throughput
 from softmaxlab.findings import Finding, Stored, Value, estimated, printed
 from softmaxlab.lookup import REFERENCE as MODEL
 from softmaxlab.lookup import published, published_rows
+from softmaxlab.statistics import Estimate
 from softmaxlab.store import Store
 
 #: The shape of which the front page speaks: the longest that was timed at the card's power limit.
@@ -49,9 +51,31 @@ _BF16, _BF16_PRINTED = _semantic("H15, τ = 8")
 _FIVE = published_rows("table2_fidelity", path="bf16_kernel", metric="dnll")["value"]
 
 
+_RESOLVED = {"positive": "resolved", "negative": "resolved below zero", "unresolved": "not resolved"}
+
+
 def _kernel(stored: Stored) -> Value | None:
-    runs = [r for r in kernel_fidelity.stored(stored.results) if r.model == stored.model and "h15()" in r.conditions]
-    return estimated(runs[0].measured("h15()"), _FIVE) if runs else None
+    found: dict[str, Estimate] = {}
+    for run in kernel_fidelity.stored(stored.results):
+        if "h15()" in run.conditions:
+            found.setdefault(run.model, run.measured("h15()"))
+    value = estimated(found.pop(stored.model, None), _FIVE)
+    if value is None:
+        return None
+    others = (f"; {m}: {report.interval(e)} nats, {_RESOLVED[e.resolved]}" for m, e in found.items())
+    return dataclasses.replace(value, agreement=value.agreement + "".join(others))
+
+
+def _half(stored: Stored) -> Value | None:
+    """Whether the packed kernel loses at most half of what Rowmax-H15 does, in each model."""
+    sources = {s.model: s for s in packed_endpoints.losses(stored.results) if s.protocol == ("wikitext103", 2048)}
+    own = sources.pop(stored.model, None)
+    if own is None:
+        return None
+    ours = own.beyond_half(_PACKED)
+    said = "".join(f"; {m}: {packed_endpoints.verdict_of(s.beyond_half(_PACKED))}" for m, s in sources.items())
+    text = f"{report.interval(ours)} nats above half of H15's"
+    return Value(text, f"nothing published; target {packed_endpoints.verdict_of(ours)}{said}", own.kind)
 
 
 def _gates(stored: Stored) -> Value | None:
@@ -187,5 +211,12 @@ FINDINGS = [
         "14",
         "",
         _timed(_PACKED, None),
+    ),
+    Finding(
+        f"`{_PACKED}` loses at most half of what Rowmax-H15 does",
+        report.MISSING,
+        "14",
+        "packed-loss",
+        _half,
     ),
 ]

@@ -23,6 +23,9 @@ from softmaxlab.semantic_endpoints import Arm, contrast, delta, shift
 from softmaxlab.statistics import Estimate
 from softmaxlab.store import Store
 
+#: Backends of whole rows, as the wiring check names them.
+WHOLE_ROWS = {REFERENCE: "whole rows", "fused": "whole rows, fused backend"}
+
 #: In the order of the table. `s()` has no form in the kernel; the simulator alone has it.
 CONDITIONS = ("h15()", "sq(k=2)", "sq(k=3)", "sq(k=7)", "sq(k=13)", "s()", "fa4_poly(degree=1)")
 PACKED = tuple(f"packed(k={k})" for k in (1, 2, 3, 4))
@@ -86,16 +89,22 @@ class Run:
         arm = Arm(condition, twin(self.backend))
         return contrast(self.losses, Arm(condition, self.backend), arm) if self._whole_run(arm) else None
 
+    def simulated_blocks(self, condition: str) -> int:
+        """Blocks of the kernel on which the simulator has a condition and its softmax: all, some or none are stored."""
+        arm = Arm(condition, twin(self.backend))
+        kept = [set(self._rows(a)["block"]) for a in (arm, arm.baseline, Arm(BASELINE, self.backend))]
+        return len(set.intersection(*kept))
+
     def wiring(self) -> dict[str, Estimate]:
         """Stock kernel minus softmax elsewhere, by what it is held against; block 0 is `per_block[0]` (B.2.1).
 
-        Whole rows in the run's dtype and in FP32, and the simulator; those that are stored.
+        Whole rows in the run's dtype, by each backend of them, and in FP32, and the simulator; those that are stored.
         """
         stock = Arm(BASELINE, self.backend)
         found = {}
-        for name, backend in (("whole rows, same dtype", REFERENCE), ("simulator, same dtype", twin(self.backend))):
+        for backend, name in (WHOLE_ROWS | {twin(self.backend): "simulator"}).items():
             if self._whole_run(arm := Arm(BASELINE, backend)):
-                found[name] = shift(self.losses, stock, arm)
+                found[f"{name}, same dtype"] = shift(self.losses, stock, arm)
         if len(self.whole):
             # A difference across dtypes: what the check is about, and never part of a contrast.
             both = pd.concat([self._rows(stock), self.whole]).assign(dtype="several")
@@ -135,7 +144,7 @@ def stored(
     for model, backend in sorted({(r.model, r.backend) for r in found.itertuples()}):
         if (kernel(backend).arch == SIMULATED) != rehearsed:
             continue
-        backends = [backend, twin(backend), REFERENCE]
+        backends = [backend, twin(backend), *WHOLE_ROWS]
         losses = store.frame(**fixed, model=model, dtype=dtype, backend=backends)
         whole = store.frame(**fixed, model=model, dtype="float32", backend=REFERENCE, condition=BASELINE)
         kept = set(losses.loc[(losses["backend"] == backend) & (losses["condition"] == BASELINE), "block"])
@@ -189,9 +198,9 @@ def table(run: Run) -> pd.DataFrame:
     Returns:
         Columns condition; dnll, low, high (measured, nats), resolved, ppl, ppl_low, ppl_high (percent); lower (blocks
         where the patched kernel has the lower loss) and n_blocks; sim, sim_low, sim_high (nats; NaN where not stored);
-        inside (the simulator's estimate lies in the measured interval; None where there is none), miss (nats by which
-        it lies outside, with its sign; 0 inside), miss_share (percent of the measured value); apart, apart_low,
-        apart_high (measured minus simulated, paired).
+        sim_blocks (on which it is stored, complete or not); inside (the simulator's estimate lies in the measured
+        interval; None where there is none), miss (nats by which it lies outside, with its sign; 0 inside), miss_share
+        (percent of the measured value); apart, apart_low, apart_high (measured minus simulated, paired).
 
     Raises:
         LabError: blocks that are not those of the baseline, or losses that are not finite.
@@ -210,7 +219,8 @@ def _row(run: Run, condition: str) -> dict[str, object]:
     ppl = dict(zip(("ppl", "ppl_low", "ppl_high"), found.ppl_change, strict=True))
     row = {"condition": condition, "dnll": found.mean, "low": found.low, "high": found.high}
     row |= {"resolved": found.resolved, **ppl, "lower": int((found.per_block < 0).sum()), "n_blocks": found.n_blocks}
-    row |= _ends("sim", sim) | {"inside": None if sim is None else outside == 0, "miss": outside}
+    row |= _ends("sim", sim) | {"sim_blocks": run.simulated_blocks(condition)}
+    row |= {"inside": None if sim is None else outside == 0, "miss": outside}
     return row | {"miss_share": 100 * outside / abs(found.mean) if found.mean else float("nan")} | _ends("apart", apart)
 
 

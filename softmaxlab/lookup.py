@@ -7,7 +7,7 @@ the paper has no value for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -32,6 +32,15 @@ def published_model(model: str, table: str) -> str:
 def bare_name(model: str) -> str:
     # A hub id is `org/name`, and `org--name` where it names a folder of results.
     return model.partition("@")[0].replace("--", "/").rsplit("/", 1)[-1].lower()
+
+
+def relative(model: str, names: Iterable[str]) -> str | None:
+    """The name whose family and size a model has, though it may be another checkpoint; None where there is none.
+
+    `qwen2.5-coder-1.5b-instruct-q4_k` is a relative of `Qwen2.5-1.5B`: it has all words of that name.
+    """
+    words = set(bare_name(model).split("-"))
+    return next((name for name in names if set(name.lower().split("-")) <= words), None)
 
 
 def published(table: str, **filters) -> Published | None:

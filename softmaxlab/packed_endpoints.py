@@ -140,6 +140,11 @@ class Losses:
         """measured by the kernel or on whole rows, simulated in the kernel's semantics."""
         return "simulated" if self.backend.startswith("online") else "measured"
 
+    @property
+    def protocol(self) -> tuple[str, int]:
+        """Corpus and context."""
+        return self.corpus, self.context
+
     def condition(self, kernel: str) -> str:
         """The best stored condition of a kernel; "" if there is none."""
         known = set(self.frame["condition"])
@@ -150,20 +155,34 @@ class Losses:
         text = self.condition(kernel)
         return statistics.contrast(self.frame, text, BASELINE) if text else None
 
+    def apart(self, plus: str, minus: str) -> Estimate:
+        """ΔNLL of one kernel minus that of another, paired by block, nats. Raises LabError where one is not stored."""
+        return statistics.contrast(self.frame, self.condition(plus), self.condition(minus))
+
     def beyond_half(self, kernel: str = KERNEL, of: str = "h15") -> Estimate:
         """ΔNLL of a kernel minus half of another's, paired by block, nats: at most 0 where it loses half as much."""
         plus, minus = self.condition(kernel), self.condition(of)
         return statistics.combination(self.frame, {plus: 1.0, minus: -0.5, BASELINE: -0.5})
 
 
+def verdict_of(beyond: Estimate) -> str:
+    """Whether a loss is at most its limit, from the interval of loss minus limit: `met`, `missed` or `unresolved`."""
+    return "met" if beyond.high <= 0 else "missed" if beyond.low > 0 else "unresolved"
+
+
 def losses(results: str) -> list[Losses]:
-    """Of each model, corpus and context in the store: the best source with softmax, h15 and the kernel's lattice."""
+    """Of each model, corpus and context in the store: the best source with softmax, h15 and the kernel's lattice.
+
+    Conditions that a killed run left with fewer blocks than softmax are left out.
+    """
     frame = Store(results).frame(dtype=["float32", "bfloat16"])
     found: dict[tuple[Any, ...], tuple[int, Losses]] = {}
     for (model, corpus, context, bos, dtype, backend), rows in frame.groupby(
         ["model", "corpus", "context", "bos", "dtype", "backend"], sort=True
     ):
         rank = _rank(dtype, backend)
+        blocks = rows.groupby("condition")["block"].nunique()
+        rows = rows[rows["condition"].map(blocks) == blocks.get(BASELINE)]
         one = Losses(model, backend, dtype, corpus, int(context), rows)
         complete = BASELINE in set(rows["condition"]) and one.condition("h15") and one.condition(KERNEL)
         key = (model, corpus, context, bos)

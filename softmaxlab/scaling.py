@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from softmaxlab import memory, paper
+from softmaxlab import lookup, memory, paper
 from softmaxlab.attention import text_config
 from softmaxlab.conditions import BASELINE
 from softmaxlab.store import Store
@@ -90,6 +90,12 @@ ROWS = (
     "pot(m=1)",
     "temperature(alpha=0.9)",
 )
+
+
+def head_dim(model: str) -> int | None:
+    """Head dimension of a model by its name, that of the same family and size; None where it is not known here."""
+    name = lookup.relative(model, SHAPES)
+    return None if name is None else SHAPES[name].head_dim
 
 
 def shape_of(model: PreTrainedModel) -> Shape | None:

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from conftest import make_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from softmaxlab import backends, evaluate, fa4
 from softmaxlab.attention import inject
@@ -270,8 +270,11 @@ def test_what_a_model_cannot_have_is_refused(model, tokens, on_cpu):
     fa4.enable(model, variant="g(3)")
     padded = torch.ones_like(tokens)
     padded[:, :3] = 0
-    with pytest.raises(LabError, match="there is a mask"), torch.no_grad():
+    with pytest.raises(LabError, match="there is padding, which it does not skip"), torch.no_grad():
         model(tokens, attention_mask=padded)
+    two = torch.cat([torch.arange(80), torch.arange(80)])[None]  # two sequences in a row, as packing makes them
+    with pytest.raises(LabError, match="position_ids start anew"), torch.no_grad():
+        model(tokens, position_ids=two, use_cache=False)
     model.train()
     model.config.attention_dropout = 0.1
     for layer in model.model.layers:
@@ -353,3 +356,65 @@ def test_a_model_with_heads_of_96_runs_packed(tmp_path, tokens, on_cpu):
         exact = model(tokens).logits
         packed = fa4.enable(model, variant="packed")(tokens).logits
     assert 0 < off(packed, exact) < 0.05
+
+
+# Sliding windows
+
+
+@pytest.mark.parametrize("text", ["stock", "packed(4,3)"])
+def test_a_window_is_that_of_the_reference(text):
+    q, k, v = tensors(queries=90, keys=130)
+    own = torch.arange(90)[:, None] + 40
+    keys = torch.arange(130)
+    mask = ((keys <= own) & (keys > own - 24))[None, None]
+    exact = backends.get("reference")(q.float(), k.float(), v.float(), parse("softmax()"), scaling=0.1, mask=mask)
+    out, full = (attend(q, k, v, Variant.parse(text), window=w, **SAID) for w in (24, None))
+    assert off(out.float(), exact) < (0.005 if text == "stock" else 0.03) and off(full.float(), exact) > 0.2
+    assert torch.equal(attend(q, k, v, Variant.parse(text), window=130, **SAID), full), "a window of all keys is none"
+
+
+def test_the_kernel_is_given_the_window_in_the_form_of_its_gates(monkeypatch):
+    from softmaxlab.fa4 import patch
+
+    seen = []
+
+    def kernel(q, k, v, **arguments):
+        seen.append(arguments)
+        return torch.zeros_like(q), None
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(patch, "flash_attn_func", kernel)
+    q, k, v = (t.as_subclass(OnGPU) for t in tensors())
+    for window in (24, 130, None):
+        attend(q, k, v, Variant(), window=window, **SAID | {"simulated": False})
+    assert [(a["causal"], a.get("window_size")) for a in seen] == [(False, (23, 0)), (True, None), (True, None)]
+
+
+@pytest.fixture
+def windowed():
+    """A random Mistral whose queries see 24 keys."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "head_dim": 64, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    return MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=24)).to(torch.bfloat16).eval()
+
+
+def test_a_model_with_a_window_runs_packed_and_other_variants_refuse_it(windowed, tokens, on_cpu):
+    with torch.no_grad():
+        exact = windowed(tokens).logits
+        stock = fa4.enable(windowed, variant="stock")(tokens).logits
+        packed = fa4.enable(windowed, variant="packed")(tokens).logits
+        made = windowed.generate(tokens[:, :40], max_new_tokens=4, do_sample=False, pad_token_id=250)
+        step = windowed(made[:, :-1]).logits[0, 39:].float()
+        fa4.enable(windowed, variant="g(3)")
+        with pytest.raises(LabError, match=r"window of 24 is shorter than 160 keys, but .* not g\(3\)"):
+            windowed(tokens)
+        assert torch.isfinite(windowed(tokens[:, :24]).logits).all()
+        fa4.disable(windowed)
+        windowed.config.sliding_window = None
+        full = windowed(tokens).logits
+    assert off(stock, exact) < 0.05 and 0 < off(packed, exact) < 0.1 < off(full, exact)
+    chosen = step.gather(1, made[0, 40:, None])[:, 0]
+    assert (step.amax(-1) - chosen < 0.1).all()  # a cache that keeps the window alone changes nothing

@@ -101,6 +101,27 @@ def test_ours_come_from_the_store(tmp_path):
     assert "times the paper's" in measured["Rowmax-H15 costs little"][3]
 
 
+def test_other_models_through_the_kernel_are_named_and_not_pooled(tmp_path):
+    h15 = {models.EMBEDDED: 0.002, "other": -0.0001}
+    results = tmp_path / "results"
+    for model, cost in h15.items():
+        for text, shift in {BASELINE: 0.0, "h15()": cost, "packed(k=4)": 0.0005}.items():
+            nll = [3.0 + shift, 3.1 + shift, 3.2 + 1.1 * shift]
+            rows = pd.DataFrame({"block": range(3), "nll": nll, "predictions": 2047})
+            fixed = {"model": model, "corpus": "wikitext103", "backend": "fa4(arch=sm_90)", "dtype": "bfloat16"}
+            Store(results).append_losses(key(text, **fixed), rows, {})
+    found = {r[0]: r for r in findings.rows(EVERY, Stored(str(results)), tmp_path)}
+    _, _, ours, said = found["So does the patched kernel"]
+    assert ours.startswith(report.interval(bootstrap(np.array([0.002, 0.002, 0.0022])))) and "`measured`" in ours
+    assert said.startswith("same sign, resolved; inside") and "; other: −0.0001" in said
+    assert said.endswith("nats, resolved below zero")
+    assert found["`packed(4,3)` loses at most half of what Rowmax-H15 does"][3].endswith("target met; other: missed")
+    alone = {r[0]: r for r in findings.rows(EVERY, Stored(str(results), "other"), tmp_path)}
+    assert f"; {models.EMBEDDED}: 0.00207" in alone["So does the patched kernel"][3]
+    absent = {r[0]: r for r in findings.rows(EVERY, Stored(str(results), "third"), tmp_path)}
+    assert absent["So does the patched kernel"][2] == findings.NOT_MEASURED
+
+
 def test_the_page_of_the_committed_results(tmp_path):
     """Every number of ours on it is a link, where its chapter exists."""
     (tmp_path / "results").symlink_to(ROOT / "results")

@@ -89,6 +89,29 @@ def test_the_wiring_check_is_not_part_of_a_contrast(results):
     assert found["whole rows, same dtype"].per_block[0] == pytest.approx(stock.nll.iloc[0] - whole.nll.iloc[0])
 
 
+def test_a_simulator_that_was_killed_halfway_is_not_compared(results):
+    put(results, KERNEL, {"sq(k=2)": 1e-4}, seed=6)
+    put(results, HOPPER_PATH, {"sq(k=2)": 1e-4}, blocks=N - 4, seed=7)
+    (run,) = fidelity.stored(results)
+    rows = fidelity.table(run).set_index("condition")
+    assert rows["sim_blocks"].to_dict() == {"h15()": N, "sq(k=2)": N - 4, "sq(k=3)": N}
+    assert rows["sim"].isna().to_dict() == {"h15()": False, "sq(k=2)": True, "sq(k=3)": False}
+
+
+def test_any_backend_of_whole_rows_serves_the_wiring_check(results):
+    put(results, "fused", {"softmax()": 0.0}, shift=2e-3, seed=8)
+    found = fidelity.stored(results)[0].wiring()
+    assert found["whole rows, fused backend, same dtype"].mean == pytest.approx(-2e-3, abs=3e-4)
+
+
+def test_each_model_has_its_run_and_its_own_blocks(results):
+    put(results, KERNEL, COST | {"h15()": 1e-4}, model="large", blocks=N - 2, seed=9)
+    assert [(r.model, r.measured("h15()").n_blocks) for r in fidelity.stored(results)] == [
+        ("large", N - 2),
+        ("small", N),
+    ]
+
+
 def test_what_is_missing_is_left_open(tmp_path):
     put(tmp_path, KERNEL, COST | {"packed(k=4)": 1e-4})
     put(tmp_path, HOPPER_PATH, COST, blocks=N - 1)

@@ -18,6 +18,7 @@ from softmaxlab.bench.record import Entry
 from softmaxlab.errors import LabError
 from softmaxlab.fa4 import packed_record
 from softmaxlab.operators import Packed
+from softmaxlab.statistics import Estimate
 
 
 def entry(gain: float, *, window: float = 200.0, rounds: int = 15, refused=None, noise: float = 0.002) -> Entry:
@@ -87,6 +88,34 @@ def test_losses_come_from_the_best_source_that_is_complete(monkeypatch):
     assert found.delta("poly(2,all)") is None
 
 
+def test_models_stand_apart_and_a_killed_run_is_left_out(monkeypatch):
+    values = {"softmax()": 0.0, "h15()": 0.002, "packed(k=4)": 0.0004, "sq(k=13)": 0.0003}
+    rows = frame("fa4(arch=sm_90)", "bfloat16", values)
+    rows += [row | {"model": "n"} for row in frame("fa4(arch=sm_90)", "bfloat16", values | {"h15()": 0.0001})]
+    rows = [r for r in rows if not (r["model"] == "m" and r["condition"] == "sq(k=13)" and r["block"] > 4)]
+
+    class Stored:
+        def __init__(self, _):
+            pass
+
+        def frame(self, **_):
+            return pd.DataFrame(rows)
+
+    monkeypatch.setattr(packed_endpoints, "Store", Stored)
+    found = {one.model: one for one in packed_endpoints.losses("somewhere")}
+    verdicts = {m: packed_endpoints.verdict_of(one.beyond_half()) for m, one in found.items()}
+    assert verdicts == {"m": "met", "n": "missed"}
+    assert found["m"].delta("s(13)") is None and found["n"].delta("s(13)").mean == pytest.approx(0.0003)
+    assert found["n"].apart("packed(4,3)", "s(13)").mean == pytest.approx(0.0001)
+    assert {one.protocol for one in found.values()} == {("c", 64)}
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(-2, -1, "met"), (-1, 1, "unresolved"), (1, 2, "missed")])
+def test_a_loss_is_held_against_its_limit_by_the_interval(low, high, said):
+    beyond = Estimate((low + high) / 2, low, high, 3, np.zeros(3))
+    assert packed_endpoints.verdict_of(beyond) == said
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_a_pair_is_followed_bit_by_bit(k):
     pair = packed_endpoints.pair((11.3, 9.6), 12.0, 1.0, k=k)
@@ -138,6 +167,9 @@ def test_figures_draw_what_they_are_given():
     )
     fig = figures_packed.trade({"A": points})
     assert [t.get_text() for t in fig.legends[0].get_texts()] == ["packed", "stock and control"]
+    assert {t.get_text(): t.get_ha() for t in fig.axes[0].texts} == {"stock": "left", "packed(4,3)": "left"}
+    close = figures_packed.trade({"A": points.assign(gain=[8.5, 9.0])}).axes[0].texts
+    assert {t.get_text(): t.get_ha() for t in close} == {"stock": "right", "packed(4,3)": "left"}
     counters = pd.DataFrame({"kernel": ["stock", "lazy(4,3)"]} | {name: [10.0, 90.0] for name in figures_packed.PIPES})
     assert len(figures_packed.pipes({"A": counters}).axes[0].lines) == 2
     bits = figures_packed.bits(packed_endpoints.pair((11.3, 9.6), 12.0, 1.0)).axes[0].texts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from softmaxlab import memory, models, paper, scaling
+from softmaxlab import lookup, memory, models, paper, scaling
 from softmaxlab.scaling import SHAPES, Basis, Shape
 from softmaxlab.store import Store
 
@@ -106,3 +106,19 @@ def test_the_page_says_what_is_missing_and_then_what_was_measured(tmp_path):
     text = scaling.write_page(tmp_path).read_text()
     assert "1.95 times as fast" in text and "to the last digit" in text and "[33, 32]" in text
     assert "Estimated from smollm2-135m" in text and "not measured there: `grid(K=32,R=4)`" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "relative", "dim"),
+    [
+        ("qwen2.5-coder-1.5b-instruct-q4_k", "Qwen2.5-1.5B", 128),
+        ("Qwen/Qwen2.5-1.5B@main", "Qwen2.5-1.5B", 128),
+        ("llama-3.1-8b-instruct", "Llama-3.1-8B", 128),
+        ("qwen2.5-coder-0.5b-instruct-q4_k", None, 64),
+        ("smollm2-135m", None, 64),
+        ("some-model-1.5b", None, None),
+    ],
+)
+def test_a_model_is_known_by_family_and_size(model, relative, dim):
+    assert lookup.relative(model, ["Qwen2.5-72B", "Qwen2.5-1.5B", "Llama-3.1-8B"]) == relative
+    assert scaling.head_dim(model) == dim

@@ -138,10 +138,11 @@ def attend(
     softcap: float | None,
     mask: Tensor | None,
     where: str,
+    window: int | None = None,
     simulated: bool = False,
     fall_back: bool = False,
 ) -> Tensor:
-    """Causal attention by the kernel with a variant.
+    """Causal attention by the kernel with a variant, over all keys or a sliding window.
 
     Args:
         query: (batch, heads, queries, dim), BF16 or FP16; dim 64 or 128, with a packed variant or stock also what
@@ -151,6 +152,7 @@ def attend(
         scaling, softcap: as `reference.attend`.
         mask: must be None: plain causal, aligned at the last query and key.
         where: names the caller in errors.
+        window: keys that a query sees, its own among them; None for all. With a packed variant or stock.
         simulated: by `fa4.readings.simulated` or `packed_cases.simulated`, on any machine.
         fall_back: run the stock kernel, with a notice, where a packed variant is not offered. For users: a
             measurement must not take the stock kernel's loss for the variant's.
@@ -169,6 +171,12 @@ def attend(
     wide = dims not in [(d, d) for d in HEAD_DIMS]
     if wide and not variant.packed and (variant.kind != "stock" or dims not in packed_support.HEAD_DIMS["sm_90"]):
         raise LabError(f"fa4, {where}: head dimensions are {dims[0]} and {dims[1]}, but must be 64 or 128")
+    window = None if window is None or key.shape[2] <= window else window  # which then holds every key
+    if window is not None and not variant.packed and variant.kind != "stock":
+        raise LabError(
+            f"fa4, {where}: its window of {window} is shorter than {key.shape[2]} keys, but of the variants only the "
+            f"packed ones are tested with windows, not {variant}"
+        )
     if variant.packed:
         arch = 90 if simulated or not query.is_cuda else int("{}{}".format(*_capability()))
         why = packed_support.refusal(variant, arch, {"q": query, "v": value, "softmax_scale": scaling})
@@ -186,16 +194,15 @@ def attend(
             f"fa4, {where}: the model is on {query.device.type}, but the kernel needs a Hopper or Blackwell GPU"
         )
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-    if simulated and wide:
-        arguments = {"variant": variant, "causal": True, "softmax_scale": scaling, "softcap": softcap or 0.0}
+    # A window is passed in the form that the gates read: so many keys before the query's own, none after it.
+    seen = {"causal": True} if window is None else {"causal": False, "window_size": (window - 1, 0)}
+    arguments = {"variant": variant, **seen, "softmax_scale": scaling, "softcap": softcap or 0.0}
+    if simulated and (wide or window is not None):
         return packed_cases.simulated(q, k, v, **arguments)[0]
     if simulated:
         q = (q.float() * scaling * q.shape[-1] ** 0.5).to(q.dtype)  # its own scale is 1/√dim
         return readings.simulated(q, k, v, variant=variant, causal=True, softcap=softcap or 0.0)[0]
-    out = patch.flash_attn_func(
-        q, k, v, variant=variant, causal=True, softmax_scale=scaling, softcap=softcap or 0.0, return_lse=True
-    )
-    return out[0]
+    return patch.flash_attn_func(q, k, v, **arguments, return_lse=True)[0]
 
 
 @lru_cache

@@ -7,8 +7,9 @@
 The model's attention becomes an entry of transformers' own register, `softmaxlab-fa4-g(3)`, which `from_pretrained`
 also takes as `attn_implementation` once it is registered. Causal self-attention in BF16 or FP16, head dimensions 64
 and 128 (packed variants on Hopper: also 96, 192 and 256, as `packed_support` has them), grouped heads, with a growing
-cache or none; no padding, window, sinks, dropout or gradients. A call that a packed variant does not offer runs the
-stock kernel, with a notice. To measure a model's loss use the backend instead (`softmaxlab.backends.fa4`).
+cache or none; sliding windows with packed variants and stock; no padding, sinks, dropout or gradients. A call that a
+packed variant does not offer runs the stock kernel, with a notice. To measure a model's loss use the backend instead
+(`softmaxlab.backends.fa4`).
 """
 
 from __future__ import annotations
@@ -107,11 +108,16 @@ def _forward(
         raise LabError(f"fa4, {where}: dropout is {dropout}, but the kernel has none: call model.eval()")
     if not getattr(module, "is_causal", True) or more.get("is_causal") is False:
         raise LabError(f"fa4, {where}: it is not causal, but the variants are tested with causal self-attention")
-    if window is not None and key.shape[2] > window:
-        raise LabError(f"fa4, {where}: its window of {window} is shorter than {key.shape[2]} keys, and it has none")
+    if mask is not None:
+        raise LabError(f"fa4, {where}: there is padding, which it does not skip: give it sequences of one length")
+    positions = more.get("position_ids")
+    several = positions is not None and positions.dim() == 2 and positions.shape[-1] > 1
+    if several and bool((positions.diff(dim=-1) < 0).any()):
+        # transformers makes no mask of them for such an implementation, so that each would see the ones before it.
+        raise LabError(f"fa4, {where}: position_ids start anew, but it takes one sequence a row: pass them one by one")
     for name in ("s_aux", "sinks", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k"):
         if more.get(name) is not None:
             raise LabError(f"fa4, {where}: it passes {name}, which the variants are not tested with")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options = {"scaling": scaling, "softcap": softcap, "mask": mask, "where": where, "fall_back": True}
-    return fa4.attend(query, key, value, variant, **options), None
+    options = {"scaling": scaling, "softcap": softcap, "mask": None, "window": window, "where": where}
+    return fa4.attend(query, key, value, variant, fall_back=True, **options), None
