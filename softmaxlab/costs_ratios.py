@@ -17,7 +17,7 @@ Row = dict
 MODES = {"model": "forward pass", "attention": "attention alone"}
 FAMILIES = {
     "softmax": "softmax",
-    "rowmax": "Rowmax lattices, PoT, polynomials, temperature",
+    "rowmax": "Rowmax lattices, PoT, temperature",
     "grid": "grids",
     "mean_threshold": "mean threshold",
     "topk": "top-k",
@@ -35,7 +35,7 @@ REASONS = {
     "grid": "The keys are walked for the row's ends first, so q·k is multiplied twice; then every score takes a "
     "logarithm and, where the intervals are not uniform, two exponentials in a row.",
     "mean_threshold": "The keys are walked for the row's mean first, so q·k is multiplied twice.",
-    "topk": "The scores are written to a scratch buffer, a row at a time is searched for its threshold, in six to twelve "
+    "topk": "The scores are written to a scratch buffer, each row is searched for its threshold in six to twelve "
     "counts, and q·k is multiplied again in the walk that follows.",
 }
 FLOAT32 = "A product of FP32 numbers is six products of BF16 parts, for FP32's accuracy; the rest was not taken apart."

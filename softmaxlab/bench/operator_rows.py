@@ -186,9 +186,9 @@ def target(row: dict[str, Any]) -> float | None:
 
 
 def family(operator: Operator) -> str:
-    """The name under which an operator has its targets."""
-    from softmaxlab.operators import RowmaxAnchored, Softmax
+    """The name under which an operator has its targets: `rowmax` are the lattices at the maximum, and temperature."""
+    from softmaxlab.operators import FA4Poly, RowmaxAnchored, Softmax
 
-    if isinstance(operator, RowmaxAnchored) and not isinstance(operator, Softmax):
+    if isinstance(operator, RowmaxAnchored) and not isinstance(operator, (Softmax, FA4Poly)):
         return "rowmax"
     return operator.name
