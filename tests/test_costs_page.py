@@ -88,7 +88,7 @@ def test_verdicts_follow_the_numbers(tmp_path):
     assert "about 550 TFLOP/s" in why
     rows = record(tmp_path, row("softmax()", 1.51), row("pot(m=1)", 1.5), row("topk(f=0.1)", 6.0))
     why = costs_ratios.why(rows)
-    assert "`softmax()` 1.51" in why and "two BF16 parts" in why and "`pot(m=1)`" not in why and "scratch" in why
+    assert "`softmax()` 1.51" in why and "FP16" in why and "`pot(m=1)`" not in why and "scratch" in why
     assert "No target that was measured is missed." in costs_ratios.why(record(tmp_path, row("softmax()", 1.0)))
 
 
