@@ -102,8 +102,11 @@ if runs:
         dim = f", head dimension {HEAD_DIMS[run.model]}" if HEAD_DIMS[run.model] else ""
         text += (
             f"- **{run.model}**{dim}: {len(frame)} exponentials through `{run.backend}`, {frame['n_blocks'].iloc[0]} "
-            f"blocks; the simulator's losses are complete for {int(frame['sim'].notna().sum())} of the {len(frame)}\n"
+            f"blocks; the simulator's losses are complete for {int(frame['sim'].notna().sum())} of the {len(frame)}"
         )
+        if run.incomplete:
+            text += f"; not shown, as a run was stopped: {', '.join(f'{c} ({n} blocks)' for c, n in run.incomplete.items())}"
+        text += "\n"
     ours = {lookup.bare_name(run.model) for run in runs}
     theirs = paper.table("table2_fidelity")["model"].str.lower()
     if not ours & set(theirs):

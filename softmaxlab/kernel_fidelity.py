@@ -70,10 +70,19 @@ class Run:
 
     @property
     def conditions(self) -> list[str]:
-        """Conditions that the kernel computed, the baseline left out, in the order of the table."""
-        there = set(self.losses.loc[self.losses["backend"] == self.backend, "condition"]) - {BASELINE}
+        """Conditions that the kernel computed on all blocks, the baseline left out, in the order of the table."""
+        there = self._computed() - self.incomplete.keys()
         known = [c for c in (*CONDITIONS, *PACKED) if c in there]
         return known + sorted(there - set(known))
+
+    @property
+    def incomplete(self) -> dict[str, int]:
+        """Conditions that a stopped run left with fewer blocks than the baseline, and how many they have."""
+        blocks = {c: len(self._rows(Arm(c, self.backend))) for c in self._computed()}
+        return {c: n for c, n in sorted(blocks.items()) if n < len(self._rows(Arm(BASELINE, self.backend)))}
+
+    def _computed(self) -> set[str]:
+        return set(self.losses.loc[self.losses["backend"] == self.backend, "condition"]) - {BASELINE}
 
     def measured(self, condition: str) -> Estimate:
         """A1 − A0 in nats. Raises LabError as `semantic_endpoints.delta`."""
@@ -152,7 +161,9 @@ def stored(
             continue
         whole = whole[whole["block"].isin(kept)]
         same = set(whole["block"]) == kept
-        runs.append(Run(model, backend, _same_blocks(losses, kept), whole if same else whole.iloc[:0]))
+        run = Run(model, backend, _same_blocks(losses, kept), whole if same else whole.iloc[:0])
+        if run.conditions:
+            runs.append(run)
     return runs
 
 

@@ -19,6 +19,13 @@ def test_operators_are_listed_with_their_text_form(run):
     assert any(line.startswith("grid(K,R=1,recon=nearest,map=exp)  ") for line in out.splitlines())
 
 
+def test_the_package_runs_as_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "softmaxlab", "operators"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "grid(K,R=1" in done.stdout
+
+
 def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, text_file, tiny_model):
     folder = tmp_path / "results"
     code, out, _ = run("evaluate", "softmax()", "grid(K=4,R=4.0)", *setting, "--blocks", 3, "--results", folder)

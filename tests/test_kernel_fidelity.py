@@ -98,6 +98,13 @@ def test_a_simulator_that_was_killed_halfway_is_not_compared(results):
     assert rows["sim"].isna().to_dict() == {"h15()": False, "sq(k=2)": True, "sq(k=3)": False}
 
 
+def test_a_condition_that_was_killed_halfway_is_named_and_not_shown(results):
+    put(results, KERNEL, {"sq(k=7)": 1e-4}, blocks=N - 3)
+    (run,) = fidelity.stored(results)
+    assert run.conditions == ["h15()", "sq(k=3)"] and run.incomplete == {"sq(k=7)": N - 3}
+    assert "sq(k=7)" not in set(fidelity.table(run)["condition"])
+
+
 def test_any_backend_of_whole_rows_serves_the_wiring_check(results):
     put(results, "fused", {"softmax()": 0.0}, shift=2e-3, seed=8)
     found = fidelity.stored(results)[0].wiring()
