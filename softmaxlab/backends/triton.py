@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from statistics import NormalDist
@@ -34,7 +35,7 @@ MAX_DIM = 256
 MAX_SELECT = 32_768
 #: Keys of a row that a warp holds while it selects.
 SELECT_KEYS = 2048
-#: Scores in the scratch buffer of top-k, but for 64 queries of every head at least.
+#: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
 
@@ -91,7 +92,7 @@ def supports(
     found = plan(operator)
     if isinstance(found, str):
         return found
-    if found.kept is not None and key.shape[2] > MAX_SELECT:
+    if found.stats == "given" and key.shape[2] > MAX_SELECT:
         return f"it selects from rows of at most {MAX_SELECT} keys, and these have {key.shape[2]}"
     return None
 
@@ -126,7 +127,7 @@ def attend(
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
         call = _Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
-        given = call.thresholds() if call.plan.kept is not None else call.empty
+        given = call.thresholds() if call.plan.stats == "given" else call.empty
         return call.forward(given)
 
 
@@ -251,36 +252,40 @@ class _Call:
 
         return tl.float16 if self.half else getattr(tl, self.dtype)
 
+    def _scalars(self) -> tuple[float, ...]:
+        return (*self.plan.scalars, *[0.0] * 6)[:6]
+
+    def _flags(self) -> dict:
+        """Every compile-time constant of a map."""
+        return {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
+                "RECON": "", "LINEAR": False, "RESCUE": False} | self.plan.flags  # fmt: skip
+
     def forward(self, given: Tensor) -> Tensor:
         """The fused walk; `given` holds the statistics of a plan that brings its own."""
         from softmaxlab.backends.triton_kernels import forward
 
         out = self.query.new_empty(self.batch, self.n_queries, self.heads, self.value_dim)
-        scalars = (*self.plan.scalars, *[0.0] * 6)[:6]
-        flags = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
-                 "RECON": "", "LINEAR": False} | self.plan.flags  # fmt: skip
         columns = min(self.block_dims[1], self.tile.columns)
         forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m), -(-self.value_dim // columns))](
             self.query, self.key, self.value, out, self.mask, self.extents, given, self.largest,
             self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
-            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *scalars,
+            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *self._scalars(),
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
             M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, P_DTYPE=self._value_dtype(), DV=self.value_dim,
             BLOCK_DV=columns,
-            **flags, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
+            **self._flags(), **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out
 
     def thresholds(self) -> Tensor:
-        """Row maxima and cuts of top-k, (2, batch · heads, queries)."""
-        from softmaxlab.backends.triton_select import select, write_scores
+        """What the walk is given of each row: see `select` (top-k) and `select_mass` (rescue)."""
+        from softmaxlab.backends.triton_select import write_scores
 
         z, masked = self.batch * self.heads, self.mask is not self.empty
-        out = self.query.new_empty(2, z, self.n_queries, dtype=torch.float32)
-        kept = kept_counts(self.plan.kept, self.n_keys).to(out.device, torch.int32)
-        quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
+        launch, planes = self._select() if self.plan.rescued is None else self._select_mass()
+        out = self.query.new_empty(planes, z, self.n_queries, dtype=torch.float32)
         chunk = min(self.n_queries, max(64, SCRATCH // (z * self.n_keys) // 64 * 64))
         scratch = out.new_empty(z * chunk * self.n_keys)
         m, n = self.tile.m, self.tile.n
@@ -294,11 +299,37 @@ class _Call:
                 M=m, N=n, **self._common(), num_warps=self.tile.warps, num_stages=1,
             )  # fmt: skip
             for place, stop, block in _classes(first, n_rows, width, masked):
-                select[(stop - place, z)](
-                    scratch, kept, out, place, first, n_rows, self.n_queries, self.n_keys, width, quantile,
+                launch(
+                    (stop - place, z), scratch, out, place, first, n_rows, self.n_queries, self.n_keys, width,
                     MASKED=masked, BLOCK=block, num_warps=min(32, max(1, block // SELECT_KEYS)),
                 )  # fmt: skip
         return out
+
+    def _select(self) -> tuple[Callable[..., None], int]:
+        """The launch that finds the cuts of top-k, and how many numbers it gives of a row."""
+        from softmaxlab.backends.triton_select import select
+
+        kept = kept_counts(self.plan.kept, self.n_keys).to(self.query.device, torch.int32)
+        quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
+
+        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, **options) -> None:
+            select[grid](scratch, kept, out, *place, quantile, **options)
+
+        return launch, 2
+
+    def _select_mass(self) -> tuple[Callable[..., None], int]:
+        """The same for the sets of rescue."""
+        from softmaxlab.backends.triton_rescue import select_mass
+
+        q = self.plan.rescued
+        numbers = (q, 1 - q, NormalDist().inv_cdf(q), *self._scalars())
+        used = ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")
+        flags = {"MAP": self.plan.map} | {name: self._flags()[name] for name in used}
+
+        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, **options) -> None:
+            select_mass[grid](scratch, out, *place, *numbers, **flags, **options)
+
+        return launch, 5
 
 
 def _classes(first: int, n_rows: int, width: int, masked: bool) -> list[tuple[int, int, int]]:

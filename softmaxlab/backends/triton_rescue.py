@@ -1,0 +1,172 @@
+"""Rescue for the Triton kernels: the set S_q of each row and the factor of the keys outside it, before the fused walk.
+
+As for top-k, rows of scores lie in a scratch buffer and a program holds one row in registers (`triton_select`). The
+search runs over the softmax weights e = exp(s − max), for the largest of them at or above which the mass q lies: from
+where q would lie if their mass were normal over the scores, by interpolation of the mass over log e and by bisection
+in turn. Every step ends at a weight of the row, and is the last when the mass passes q there.
+
+Keys equal at the edge are inside in key order until the mass reaches q, as in the reference. Sums are FP32: where the
+mass of the larger keys is q to about 2^−20, which is rare, the edge may be the next key. The two cuts, above the keys
+at the edge and below them, are put halfway to the next scores, so that the walk keeps the same keys even where its
+sums round differently.
+
+The row is divided by its sum in the end, so that one factor says it all. Inside it is 1 and the maximum weighs 1; no
+weight is then above the number of keys, which FP16 holds. Weights below 2^−126 are 0: a side with none above has none.
+"""
+
+import triton
+import triton.language as tl
+
+from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, weights
+from softmaxlab.backends.triton_tiles import INFINITY
+
+LEAST = tl.constexpr(2.0**-126)
+LARGEST = tl.constexpr(2.0**127)
+
+
+@triton.jit
+def edge_weight(e, total, target, n, rest, guess):
+    """The largest of the weights `e` such that those at or above it sum to `target`.
+
+    Args:
+        e: softmax weights relative to the largest, 0 where masked, (keys,).
+        total: their sum.
+        target: below it.
+        n: number of keys that are not masked.
+        rest: 1 − q. Weights below rest·total/n cannot sum to what is left out.
+        guess: a weight to begin with.
+    """
+    low = tl.maximum(0.5 * rest * total / tl.maximum(n, 1).to(tl.float32), LEAST)
+    high = total * 0 + 1
+    mass_low = total
+    mass_high = tl.sum(tl.where(e >= 1, e, 0.0), 0)
+    edge = high
+    middle = guess
+    searching = mass_high < target
+    halve = searching
+    while searching:
+        middle = tl.where((middle > low) & (middle < high), middle, 0.5 * low + 0.5 * high)
+        between = (middle > low) & (middle < high)  # else no number is, and one of the two is the edge
+        before = tl.log2(high / low)
+        above = e >= middle
+        mass = tl.sum(tl.where(above, e, 0.0), 0)
+        if mass >= target:
+            edge = tl.min(tl.where(above, e, 1.0), 0)
+            low = edge
+            mass_low = mass
+            searching = between & (mass - edge >= target)
+        else:
+            edge = tl.max(tl.where(above, 0.0, e), 0)
+            high = middle
+            mass_high = mass
+            searching = between & (mass + edge < target)
+        # By halves when interpolation has cut off less than half: either alone can be slow.
+        after = tl.log2(high / low)
+        halve = (after > 0.5 * before) & (halve == 0)
+        part = (mass_low - target) / tl.maximum(mass_low - mass_high, LEAST)
+        part = tl.where(halve, 0.5, tl.minimum(tl.maximum(part, 0.02), 0.98))
+        middle = low * tl.exp2(after * part)
+    return edge
+
+
+@triton.jit
+def place_of_last(tied, at, count, BLOCK: tl.constexpr):
+    """One past the place of the `count`-th key of those `tied`; BLOCK where these are no more than `count`."""
+    low = count * 0
+    high = low + BLOCK
+    searching = tl.sum(tied.to(tl.int32), 0) > count
+    while searching:
+        middle = (low + high) // 2
+        enough = tl.sum((tied & (at < middle)).to(tl.int32), 0) >= count
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle)
+        searching = high - low > 1
+    return high
+
+
+@triton.jit(do_not_specialize=["first_row", "first_query", "n_rows", "n_queries", "n_keys"])
+def select_mass(
+    scratch, out, first_row, first_query, n_rows, n_queries, n_keys, width, q, rest, quantile, c0, c1, c2, c3, c4, c5,
+    MASKED: tl.constexpr, BLOCK: tl.constexpr, MAP: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
+    SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
+):  # fmt: skip
+    """Of each row the maximum, the cuts below and above the edge, the place to which keys at the edge are inside, and
+    the factor outside. Grid: (rows, batch · heads).
+
+    Args:
+        scratch: of `triton_select.write_scores`.
+        out: FP32, (5, batch · heads, n_queries).
+        first_row: in the scratch, of the grid's first.
+        q, rest: mass of the set, and 1 − q.
+        quantile: standard deviations above the mean at which a normal distribution has the mass q below it.
+        c0…c5, MAP…DEGREE: of the rescued operator's map, anchored at the row maximum (`triton_maps`).
+    """
+    z = tl.program_id(1).to(tl.int64)
+    place = first_row + tl.program_id(0)
+    query = first_query + place
+    at = tl.arange(0, BLOCK)
+    limit = n_keys
+    if not MASKED:
+        limit = query + 1
+    s = tl.load(scratch + (z * n_rows + place) * width + at, mask=at < limit, other=float("-inf"))
+    valid = s > MINUS_INFINITY
+    n = limit
+    if MASKED:
+        n = tl.sum(valid.to(tl.int32), 0)
+    top = tl.max(s, 0)
+    top = tl.where(top == MINUS_INFINITY, 0.0, top)
+    d = s - top
+    e = tl.exp2(d * LOG2E)
+    total = tl.sum(e, 0)
+    target = q * total
+    # Of the scores, each with its softmax weight.
+    share = 1 / tl.maximum(total, 1.0)
+    weighted = tl.where(e > 0, e * d, 0.0)
+    mean = tl.sum(weighted, 0) * share
+    variance = tl.sum(tl.where(e > 0, weighted * d, 0.0), 0) * share - mean * mean
+    guess = tl.exp2((mean - quantile * tl.sqrt(tl.maximum(variance, 0.0))) * LOG2E)
+    edge = edge_weight(e, total, target, n, rest, guess)
+
+    larger = e > edge
+    tied = e == edge
+    wanted = (target - tl.sum(tl.where(larger, e, 0.0), 0)) / tl.maximum(edge, LEAST)
+    wanted = tl.maximum(tl.ceil(tl.minimum(wanted, BLOCK)), 1.0).to(tl.int32)
+    last = place_of_last(tied, at, wanted, BLOCK)
+    inside = larger | (tied & (at < last))
+
+    at_edge = tl.min(tl.where(tied, s, top), 0)
+    below = tl.max(tl.where(e < edge, s, MINUS_INFINITY), 0)
+    cut = 0.5 * at_edge + 0.5 * below
+    cut = tl.where((cut > below) | (below == MINUS_INFINITY), cut, at_edge)
+    at_edge = tl.max(tl.where(tied, s, MINUS_INFINITY), 0)
+    above = tl.min(tl.where(larger, s, INFINITY), 0)
+    cut_above = 0.5 * at_edge + 0.5 * above
+    cut_above = tl.where(cut_above > at_edge, cut_above, above)
+
+    m = tl.zeros([1], tl.float32) + top
+    w = weights(
+        s[None, :], m, m, m, m, 0.0, c0, c1, c2, c3, c4, c5, MAP, "max", SHIFT, BASE, SCALED, DROP, DEGREE, False, "",
+        False,
+    )  # fmt: skip
+    w = tl.reshape(w, [BLOCK])
+    w_in = tl.sum(tl.where(inside, w, 0.0), 0)
+    w_out = tl.sum(tl.where(valid & (inside == 0), w, 0.0), 0)
+    e_in = tl.sum(tl.where(inside, e, 0.0), 0)
+    e_out = tl.sum(tl.where(inside, 0.0, e), 0)
+    factor = tl.minimum(tl.div_rn(e_out * w_in, tl.maximum(e_in * w_out, LEAST)), LARGEST)
+    factor = tl.where(w_out > 0, factor, 0.0)
+
+    at_row = out + z * n_queries + query
+    plane = tl.num_programs(1) * n_queries
+    tl.store(at_row, tl.where(total == total, top, float("nan")))
+    tl.store(at_row + plane, cut)
+    tl.store(at_row + 2 * plane, cut_above)
+    tl.store(at_row + 3 * plane, last.to(tl.float32))
+    tl.store(at_row + 4 * plane, factor)
+
+
+@triton.jit
+def rescued(w, s, keys, cut, above, last, factor):
+    """Weights of a tile, times `factor` where a key is not in the set: below the cut, or too late among its equals."""
+    inside = (s >= above[:, None]) | ((s >= cut[:, None]) & (keys[None, :] < last[:, None]))
+    return tl.where(inside, w, w * factor[:, None])
