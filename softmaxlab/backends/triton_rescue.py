@@ -39,7 +39,7 @@ def edge_weight(e, total, target, n, rest, guess):
     low = tl.maximum(0.5 * rest * total / tl.maximum(n, 1).to(tl.float32), LEAST)
     high = total * 0 + 1
     mass_low = total
-    mass_high = tl.sum(tl.where(e >= 1, e, 0.0), 0)
+    mass_high = tl.sum(tl.where(e >= 1, e, 0.0))
     edge = high
     middle = guess
     searching = mass_high < target
@@ -49,14 +49,14 @@ def edge_weight(e, total, target, n, rest, guess):
         between = (middle > low) & (middle < high)  # else no number is, and one of the two is the edge
         before = tl.log2(high / low)
         above = e >= middle
-        mass = tl.sum(tl.where(above, e, 0.0), 0)
+        mass = tl.sum(tl.where(above, e, 0.0))
         if mass >= target:
-            edge = tl.min(tl.where(above, e, 1.0), 0)
+            edge = tl.min(tl.where(above, e, 1.0))
             low = edge
             mass_low = mass
             searching = between & (mass - edge >= target)
         else:
-            edge = tl.max(tl.where(above, 0.0, e), 0)
+            edge = tl.max(tl.where(above, 0.0, e))
             high = middle
             mass_high = mass
             searching = between & (mass + edge < target)
@@ -71,16 +71,14 @@ def edge_weight(e, total, target, n, rest, guess):
 
 @triton.jit
 def place_of_last(tied, at, count, BLOCK: tl.constexpr):
-    """One past the place of the `count`-th key of those `tied`; BLOCK where these are no more than `count`."""
+    """One past the place of the `count`-th key of those `tied`, which are more."""
     low = count * 0
     high = low + BLOCK
-    searching = tl.sum(tied.to(tl.int32), 0) > count
-    while searching:
+    while high - low > 1:
         middle = (low + high) // 2
-        enough = tl.sum((tied & (at < middle)).to(tl.int32), 0) >= count
+        enough = tl.sum((tied & (at < middle)).to(tl.int32)) >= count
         high = tl.where(enough, middle, high)
         low = tl.where(enough, low, middle)
-        searching = high - low > 1
     return high
 
 
@@ -104,7 +102,7 @@ def select_mass(
     z = tl.program_id(1).to(tl.int64)
     place = first_row + tl.program_id(0)
     query = first_query + place
-    at = tl.arange(0, BLOCK)
+    at = tl.arange(0, BLOCK)[None, :]
     limit = n_keys
     if not MASKED:
         limit = query + 1
@@ -112,47 +110,48 @@ def select_mass(
     valid = s > MINUS_INFINITY
     n = limit
     if MASKED:
-        n = tl.sum(valid.to(tl.int32), 0)
-    top = tl.max(s, 0)
+        n = tl.sum(valid.to(tl.int32))
+    top = tl.max(s)
     top = tl.where(top == MINUS_INFINITY, 0.0, top)
     d = s - top
     e = tl.exp2(d * LOG2E)
-    total = tl.sum(e, 0)
+    total = tl.sum(e)
     target = q * total
     # Of the scores, each with its softmax weight.
     share = 1 / tl.maximum(total, 1.0)
     weighted = tl.where(e > 0, e * d, 0.0)
-    mean = tl.sum(weighted, 0) * share
-    variance = tl.sum(tl.where(e > 0, weighted * d, 0.0), 0) * share - mean * mean
+    mean = tl.sum(weighted) * share
+    variance = tl.sum(tl.where(e > 0, weighted * d, 0.0)) * share - mean * mean
     guess = tl.exp2((mean - quantile * tl.sqrt(tl.maximum(variance, 0.0))) * LOG2E)
     edge = edge_weight(e, total, target, n, rest, guess)
 
-    larger = e > edge
-    tied = e == edge
-    wanted = (target - tl.sum(tl.where(larger, e, 0.0), 0)) / tl.maximum(edge, LEAST)
-    wanted = tl.maximum(tl.ceil(tl.minimum(wanted, BLOCK)), 1.0).to(tl.int32)
-    last = place_of_last(tied, at, wanted, BLOCK)
-    inside = larger | (tied & (at < last))
-
-    at_edge = tl.min(tl.where(tied, s, top), 0)
-    below = tl.max(tl.where(e < edge, s, MINUS_INFINITY), 0)
+    at_edge = tl.min(tl.where(e >= edge, s, INFINITY))
+    below = tl.max(tl.where(s < at_edge, s, MINUS_INFINITY))
     cut = 0.5 * at_edge + 0.5 * below
     cut = tl.where((cut > below) | (below == MINUS_INFINITY), cut, at_edge)
-    at_edge = tl.max(tl.where(tied, s, MINUS_INFINITY), 0)
-    above = tl.min(tl.where(larger, s, INFINITY), 0)
-    cut_above = 0.5 * at_edge + 0.5 * above
-    cut_above = tl.where(cut_above > at_edge, cut_above, above)
+    mass = tl.sum(tl.where(s > at_edge, e, 0.0))
+    tied = s == at_edge
+    count = tl.sum(tied.to(tl.int32))
+    wanted = tl.ceil(tl.minimum((target - mass) / tl.maximum(edge, LEAST), BLOCK))
+    wanted = tl.minimum(tl.maximum(wanted.to(tl.int32), 1), count)
+    above = cut
+    last = wanted * 0 + BLOCK
+    if wanted < count:
+        last = place_of_last(tied, at, wanted, BLOCK)
+        above = tl.min(tl.where(s > at_edge, s, INFINITY))
+        middle = 0.5 * at_edge + 0.5 * above
+        above = tl.where(middle > at_edge, middle, above)
 
     m = tl.zeros([1], tl.float32) + top
     w = weights(
-        s[None, :], m, m, m, m, 0.0, c0, c1, c2, c3, c4, c5, MAP, "max", SHIFT, BASE, SCALED, DROP, DEGREE, False, "",
+        s, m, m, m, m, 0.0, c0, c1, c2, c3, c4, c5, MAP, "max", SHIFT, BASE, SCALED, DROP, DEGREE, False, "",
         False,
     )  # fmt: skip
-    w = tl.reshape(w, [BLOCK])
-    w_in = tl.sum(tl.where(inside, w, 0.0), 0)
-    w_out = tl.sum(tl.where(valid & (inside == 0), w, 0.0), 0)
-    e_in = tl.sum(tl.where(inside, e, 0.0), 0)
-    e_out = tl.sum(tl.where(inside, 0.0, e), 0)
+    inside = (s >= above) | ((s >= cut) & (at < last))
+    w_in = tl.sum(tl.where(valid & inside, w, 0.0))
+    w_out = tl.sum(tl.where(valid & (inside == 0), w, 0.0))
+    e_in = mass + wanted.to(tl.float32) * edge
+    e_out = tl.sum(tl.where(inside, 0.0, e))
     factor = tl.minimum(tl.div_rn(e_out * w_in, tl.maximum(e_in * w_out, LEAST)), LARGEST)
     factor = tl.where(w_out > 0, factor, 0.0)
 
@@ -160,7 +159,7 @@ def select_mass(
     plane = tl.num_programs(1) * n_queries
     tl.store(at_row, tl.where(total == total, top, float("nan")))
     tl.store(at_row + plane, cut)
-    tl.store(at_row + 2 * plane, cut_above)
+    tl.store(at_row + 2 * plane, above)
     tl.store(at_row + 3 * plane, last.to(tl.float32))
     tl.store(at_row + 4 * plane, factor)
 
