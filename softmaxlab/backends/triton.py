@@ -35,6 +35,8 @@ MAX_DIM = 256
 MAX_SELECT = 32_768
 #: Keys of a row that a warp holds while it selects.
 SELECT_KEYS = 2048
+#: The same for sets of a mass, which take a score and a weight of each key; and the registers of a thread then.
+MASS_KEYS, MASS_REGISTERS = 1024, 128
 #: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
@@ -301,7 +303,7 @@ class _Call:
             for place, stop, block in _classes(first, n_rows, width, masked):
                 launch(
                     (stop - place, z), scratch, out, place, first, n_rows, self.n_queries, self.n_keys, width,
-                    MASKED=masked, BLOCK=block, num_warps=min(32, max(1, block // SELECT_KEYS)),
+                    MASKED=masked, BLOCK=block,
                 )  # fmt: skip
         return out
 
@@ -312,8 +314,9 @@ class _Call:
         kept = kept_counts(self.plan.kept, self.n_keys).to(self.query.device, torch.int32)
         quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
 
-        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, **options) -> None:
-            select[grid](scratch, kept, out, *place, quantile, **options)
+        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, BLOCK: int, **options) -> None:
+            warps = max(1, BLOCK // SELECT_KEYS)
+            select[grid](scratch, kept, out, *place, quantile, BLOCK=BLOCK, num_warps=warps, **options)
 
         return launch, 2
 
@@ -326,7 +329,9 @@ class _Call:
         used = ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")
         flags = {"MAP": self.plan.map} | {name: self._flags()[name] for name in used}
 
-        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, **options) -> None:
+        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, BLOCK: int, **options) -> None:
+            warps = max(1, BLOCK // MASS_KEYS)
+            options |= {"BLOCK": BLOCK, "num_warps": warps, "maxnreg": min(MASS_REGISTERS, 2048 // warps)}
             select_mass[grid](scratch, out, *place, *numbers, **flags, **options)
 
         return launch, 5

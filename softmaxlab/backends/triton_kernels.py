@@ -70,9 +70,9 @@ def second_walk(
     acc, total, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
     v_columns, low, high, n_rows, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
     n_intervals, c0, c1, c2, c3, c4, c5,
-    ONLINE: tl.constexpr, RESCUE: tl.constexpr, MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr,
-    P_PARTS: tl.constexpr, P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    ONLINE: tl.constexpr, RESCUE: tl.constexpr, MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PARTS: tl.constexpr, P_PARTS: tl.constexpr, P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     MAP: tl.constexpr, ANCHOR: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr,
     DROP: tl.constexpr, DEGREE: tl.constexpr, UNIFORM: tl.constexpr, RECON: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
@@ -217,14 +217,15 @@ def forward(
         acc, total, top = second_walk(
             acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
             v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
-            n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, 0, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV,
-            BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
+            n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, 0, M, N, PARTS, P_PARTS, P_DTYPE, D,
+            BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM,
+            RECON, LINEAR,
         )  # fmt: skip
     acc, total, top = second_walk(
         acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
         v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
-        n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, EDGE, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV,
-        BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
+        n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, EDGE, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D,
+        DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
     )  # fmt: skip
     if NORMALISED:
         # As `operators.normaliser`: rows without a key give 0, NaN or +∞ in the scores gives NaN.

@@ -167,5 +167,5 @@ def select_mass(
 @triton.jit
 def rescued(w, s, keys, cut, above, last, factor):
     """Weights of a tile, times `factor` where a key is not in the set: below the cut, or too late among its equals."""
-    inside = (s >= above[:, None]) | ((s >= cut[:, None]) & (keys[None, :] < last[:, None]))
-    return tl.where(inside, w, w * factor[:, None])
+    edge = tl.where(keys[None, :] < last[:, None], cut[:, None], above[:, None])
+    return tl.where(s >= edge, w, w * factor[:, None])
