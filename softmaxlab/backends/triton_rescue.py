@@ -5,13 +5,14 @@ search runs over the softmax weights e = exp(s − max), for the largest of them
 where q would lie if their mass were normal over the scores, by interpolation of the mass over log e and by bisection
 in turn. Every step ends at a weight of the row, and is the last when the mass passes q there.
 
-Keys equal at the edge are inside in key order until the mass reaches q, as in the reference. Sums are FP32: where the
-mass of the larger keys is q to about 2^−20, which is rare, the edge may be the next key. The two cuts, above the keys
-at the edge and below them, are put halfway to the next scores, so that the walk keeps the same keys even where its
-sums round differently.
+Keys equal at the edge are inside in key order until the mass reaches q, as in the reference. The edge may be the next
+key where the mass of the larger ones is q to FP32's rounding of the sums, about 2^−20, which is rare. Two cuts, below
+the keys at the edge and above them, are put halfway to the next scores, so that the walk keeps the same keys even
+where its sums round differently.
 
-The row is divided by its sum in the end, so that one factor says it all. Inside it is 1 and the maximum weighs 1; no
-weight is then above the number of keys, which FP16 holds. Weights below 2^−126 are 0: a side with none above has none.
+The row is divided by its sum in the end, so that one factor says it all. Inside it is 1, as is the weight of the
+maximum; no weight is then above the number of keys, which FP16 holds. Outside it restores the mass of whatever weights
+FP32 has there; where all are 0 the other side is all there is.
 """
 
 import triton
