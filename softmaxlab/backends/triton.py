@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -27,16 +25,11 @@ from torch import Tensor
 from softmaxlab.backends.triton_plans import Plan, plan
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator
-from softmaxlab.operators.support import kept_counts
 
 PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
 MAX_DIM = 256
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
-#: Keys of a row that a warp holds while it selects.
-SELECT_KEYS = 2048
-#: The same for sets of a mass, which take a score and a weight of each key; and the registers of a thread then.
-MASS_KEYS, MASS_REGISTERS = 1024, 128
 #: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
@@ -254,14 +247,6 @@ class _Call:
 
         return tl.float16 if self.half else getattr(tl, self.dtype)
 
-    def _scalars(self) -> tuple[float, ...]:
-        return (*self.plan.scalars, *[0.0] * 6)[:6]
-
-    def _flags(self) -> dict:
-        """Every compile-time constant of a map."""
-        return {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
-                "RECON": "", "LINEAR": False, "RESCUE": False} | self.plan.flags  # fmt: skip
-
     def forward(self, given: Tensor) -> Tensor:
         """The fused walk; `given` holds the statistics of a plan that brings its own."""
         from softmaxlab.backends.triton_kernels import forward
@@ -273,28 +258,29 @@ class _Call:
             self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
-            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *self._scalars(),
+            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *self.plan.numbers,
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
             M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, P_DTYPE=self._value_dtype(), DV=self.value_dim,
             BLOCK_DV=columns,
-            **self._flags(), **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
+            **self.plan.constants, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out
 
     def thresholds(self) -> Tensor:
         """What the walk is given of each row: see `select` (top-k) and `select_mass` (rescue)."""
-        from softmaxlab.backends.triton_select import write_scores
+        from softmaxlab.backends import triton_rescue, triton_select
 
         z, masked = self.batch * self.heads, self.mask is not self.empty
-        launch, planes = self._select() if self.plan.rescued is None else self._select_mass()
-        out = self.query.new_empty(planes, z, self.n_queries, dtype=torch.float32)
+        module = triton_select if self.plan.rescued is None else triton_rescue
+        launch = module.launcher(self.plan, self.n_keys, self.query.device)
+        out = self.query.new_empty(module.NUMBERS, z, self.n_queries, dtype=torch.float32)
         chunk = min(self.n_queries, max(64, SCRATCH // (z * self.n_keys) // 64 * 64))
         scratch = out.new_empty(z * chunk * self.n_keys)
         m, n = self.tile.m, self.tile.n
         for first in range(0, self.n_queries, chunk):
             n_rows = min(chunk, self.n_queries - first)
             width = self.n_keys if masked else first + n_rows
-            write_scores[(-(-width // n), -(-n_rows // m), z)](
+            triton_select.write_scores[(-(-width // n), -(-n_rows // m), z)](
                 self.query, self.key, self.mask, scratch, self.k_part, *self.query.stride()[:3],
                 *self.key.stride()[:3], *self.mask_strides, self.heads, self.heads // self.kv_heads, first, n_rows,
                 self.n_queries, self.n_keys, width, self.scaling, self.softcap or 0.0,
@@ -306,35 +292,6 @@ class _Call:
                     MASKED=masked, BLOCK=block,
                 )  # fmt: skip
         return out
-
-    def _select(self) -> tuple[Callable[..., None], int]:
-        """The launch that finds the cuts of top-k, and how many numbers it gives of a row."""
-        from softmaxlab.backends.triton_select import select
-
-        kept = kept_counts(self.plan.kept, self.n_keys).to(self.query.device, torch.int32)
-        quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
-
-        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, BLOCK: int, **options) -> None:
-            warps = max(1, BLOCK // SELECT_KEYS)
-            select[grid](scratch, kept, out, *place, quantile, BLOCK=BLOCK, num_warps=warps, **options)
-
-        return launch, 2
-
-    def _select_mass(self) -> tuple[Callable[..., None], int]:
-        """The same for the sets of rescue."""
-        from softmaxlab.backends.triton_rescue import select_mass
-
-        q = self.plan.rescued
-        numbers = (q, 1 - q, NormalDist().inv_cdf(q), *self._scalars())
-        used = ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")
-        flags = {"MAP": self.plan.map} | {name: self._flags()[name] for name in used}
-
-        def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, BLOCK: int, **options) -> None:
-            warps = max(1, BLOCK // MASS_KEYS)
-            options |= {"BLOCK": BLOCK, "num_warps": warps, "maxnreg": min(MASS_REGISTERS, 2048 // warps)}
-            select_mass[grid](scratch, out, *place, *numbers, **flags, **options)
-
-        return launch, 5
 
 
 def _classes(first: int, n_rows: int, width: int, masked: bool) -> list[tuple[int, int, int]]:

@@ -42,6 +42,8 @@ LOG2E = 1 / math.log(2)
 _ZERO = -127
 #: Beyond these the logarithm of a grid's position, in FP32, does not tell its intervals apart.
 _MAX_K, _MIN_LOG2_R = 4096, 1.0
+_NEUTRAL = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
+            "RECON": "", "LINEAR": False, "RESCUE": False}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class Plan:
     n_intervals: int = 0
     kept: float | None = None
     rescued: float | None = None
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All six of c0…c5."""
+        return (*self.scalars, *[0.0] * 6)[:6]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """All compile-time constants of the maps."""
+        return _NEUTRAL | self.flags
 
 
 def _two_terms(c: float) -> tuple[float, float]:
@@ -163,7 +175,7 @@ def _grid(operator: Grid) -> Plan | str:
 def _rescue(operator: Rescue) -> Plan | str:
     inner = plan(operator.of)
     if isinstance(inner, str):
-        return f"{inner}, which {operator} rescues"
+        return inner
     if inner.anchor != "max" or inner.stats not in ("online", "max"):
         return (
             f"it rescues operators of the distance from the row maximum alone, and {operator.of} needs more of the row"

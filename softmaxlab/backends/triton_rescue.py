@@ -15,11 +15,22 @@ maximum; no weight is then above the number of keys, which FP16 holds. Outside i
 FP32 has there; where all are 0 the other side is all there is.
 """
 
+from collections.abc import Callable
+from statistics import NormalDist
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, weights
+from softmaxlab.backends.triton_plans import Plan
 from softmaxlab.backends.triton_tiles import INFINITY
+
+#: What the walk is given of each row.
+NUMBERS = 5
+#: Keys of a row that a warp holds, a score and a weight of each; and a thread's registers, so that many warps fit.
+KEYS, REGISTERS = 1024, 128
 
 LEAST = tl.constexpr(2.0**-126)
 LARGEST = tl.constexpr(2.0**127)
@@ -170,3 +181,20 @@ def rescued(w, s, keys, cut, above, last, factor):
     """Weights of a tile, times `factor` where a key is not in the set: below the cut, or too late among its equals."""
     edge = tl.where(keys[None, :] < last[:, None], cut[:, None], above[:, None])
     return tl.where(s >= edge, w, w * factor[:, None])
+
+
+def launcher(plan: Plan, n_keys: int, device: torch.device) -> Callable[..., None]:
+    """A function that launches `select_mass` for rows of at most BLOCK keys."""
+    q = plan.rescued
+    numbers = (q, 1 - q, NormalDist().inv_cdf(q), *plan.numbers)
+    used = ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")
+    constants = {"MAP": plan.map} | {name: plan.constants[name] for name in used}
+
+    def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, MASKED: bool, BLOCK: int) -> None:
+        warps = max(1, BLOCK // KEYS)
+        select_mass[grid](
+            scratch, out, *place, *numbers, **constants, MASKED=MASKED, BLOCK=BLOCK, num_warps=warps,
+            maxnreg=min(REGISTERS, 2048 // warps),  # a program has 65,536
+        )  # fmt: skip
+
+    return launch
