@@ -39,6 +39,7 @@ def alone(code: str) -> subprocess.CompletedProcess:
         "rounded()",
         "large_values()",
         "chunks()",
+        "sets_of_a_mass()",
     ],
 )
 def test_agrees_with_the_reference(case):
@@ -49,7 +50,7 @@ def test_agrees_with_the_reference(case):
 def test_every_operator_is_in_the_matrix():
     run = alone("import triton_cases; print(*triton_cases.OPERATORS)")
     held = {parse(text).name for text in run.stdout.split()}
-    assert held == {text.partition("(")[0] for text, _ in catalogue()} - {"rescue"}
+    assert held == {text.partition("(")[0] for text, _ in catalogue()}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,8 @@ def test_every_operator_is_in_the_matrix():
         ("grid(K=32,R=4)", "bfloat16", 128, False),
         ("mean_threshold()", "float32", 64, True),
         ("topk(f=0.1)", "float32", 64, False),
+        ("rescue(of=temperature(alpha=0.5))", "float32", 64, False),
+        ("rescue(of=h15())", "bfloat16", 128, True),
         ("softmax()", "float32", 256, False),
     ],
 )
@@ -85,7 +88,8 @@ def test_says_what_it_does_not_do(monkeypatch):
     assert "CUDA device" in backend.supports(q, k, v, Softmax())
     monkeypatch.setattr(backend, "_interpreted", lambda: True)
     assert backend.supports(q, k, v, Softmax()) is None
-    assert "no map for rescue" in backend.supports(q, k, v, Rescue(Softmax()))
+    assert "row maximum alone, and log2p() needs more" in backend.supports(q, k, v, Rescue(parse("log2p()")))
+    assert "5000 intervals" in backend.supports(q, k, v, Rescue(Grid(K=5000)))
     assert "float64" in backend.supports(*operands(torch.float64), Softmax())
     assert "512" in backend.supports(*operands(dim=512), Softmax())
     assert "as many queries as keys" in backend.supports(q[:, :, :3], k, v, Softmax())
@@ -94,6 +98,7 @@ def test_says_what_it_does_not_do(monkeypatch):
     assert "factor of 2" in backend.supports(q, k, v, Grid(K=8, R=1.5))
     many = [x[:, :, :1].expand(1, 2, 40_000, 16) for x in (q, k, v)]
     assert "32768 keys" in backend.supports(*many, TopK(f=0.1))
+    assert "32768 keys" in backend.supports(*many, Rescue(Softmax()))
     assert backend.supports(*many, Softmax()) is None
 
     class Mine(Softmax):
@@ -101,7 +106,7 @@ def test_says_what_it_does_not_do(monkeypatch):
             return x
 
     assert isinstance(Mine(), Operator) and "no map" in backend.supports(q, k, v, Mine())
-    with pytest.raises(LabError, match="no map for rescue"):
-        backend.attend(q, k, v, Rescue(Softmax()), scaling=1.0)
+    with pytest.raises(LabError, match="it rescues operators of the distance"):
+        backend.attend(q, k, v, Rescue(TopK(f=0.1)), scaling=1.0)
     with pytest.raises(LabError, match="scaling is -1"):
         backend.attend(q, k, v, Softmax(), scaling=-1.0)

@@ -25,11 +25,14 @@ log_sqrt2p() log_sqrt2p(bits=4,tail=drop,renormalise=no)
 grid(K=16) grid(K=7,recon=upper) grid(K=8,recon=lerp) grid(K=1) grid(K=16,R=4) grid(K=21,R=0.25,recon=upper)
 grid(K=8,R=2,recon=lerp) grid(K=8,map=linear) grid(K=8,R=4,map=linear,recon=lerp) grid(K=8,R=4,map=linear,recon=upper)
 mean_threshold() mean_threshold(weights=uniform) topk(f=0.1) topk(f=0.5,weights=uniform) topk(f=1)
+rescue(of=softmax()) rescue(of=temperature(alpha=0.5)) rescue(of=temperature(alpha=2),q=0.5) rescue(of=h15(),q=0.99)
+rescue(of=s()) rescue(of=fa4_poly(degree=3)) rescue(of=pot(m=0.01),q=0.01) rescue(of=packed(k=2))
+rescue(of=rowmax_pot(K_max=2,tail=drop),q=0.7)
 """
 OPERATORS = _OPERATORS.split()
 #: One of each route and kind of map.
 _FEW = "temperature(alpha=2) h15() s() log2p() ilpot_h_a() grid(K=32,R=4) mean_threshold() topk(f=0.15)"
-FEW = _FEW.split()
+FEW = [*_FEW.split(), "rescue(of=temperature(alpha=0.5))"]
 SMALL = backend.Tile(32, 16, 4, 2)
 TOLERANCE = {torch.float32: (3e-5, 2e-7), torch.float16: (2e-3, 1e-6), torch.bfloat16: (1.6e-2, 1e-6)}
 
@@ -100,6 +103,7 @@ def adversarial() -> None:
         "mean_threshold(weights=uniform)",
         "grid(K=5)",
         "rowmax_pot(K_max=9)",
+        "rescue(of=h15())",
     ]:
         q, k, v = operands(20, 20)
         same = k[:, :, :1].expand_as(k)
@@ -128,6 +132,7 @@ def capped() -> None:
         "grid(K=8,R=4,recon=lerp)",
         "mean_threshold()",
         "topk(f=0.3)",
+        "rescue(of=temperature(alpha=2))",
     ):
         compare(text, q, k, v, softcap=3.0)
 
@@ -148,7 +153,7 @@ def large_values() -> None:
     """BF16 values that FP16 does not hold: they travel in units of the largest one."""
     q, k, _ = operands(30, 30, dtype=torch.bfloat16)
     v = torch.randn(1, 1, 30, 20, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    for text in ("softmax()", "s()", "grid(K=8,R=4)", "mean_threshold()", "topk(f=0.3)", "h15()"):
+    for text in ("softmax()", "s()", "grid(K=8,R=4)", "mean_threshold()", "topk(f=0.3)", "h15()", FEW[-1]):
         plain = backend.attend(q, k, v, parse(text), scaling=0.25, tile=SMALL)
         for power in (-60, -30, 20, 60):
             scaled = backend.attend(q, k, v * 2.0**power, parse(text), scaling=0.25, tile=SMALL)
@@ -157,9 +162,26 @@ def large_values() -> None:
 
 
 def chunks() -> None:
-    """Top-k with a scratch buffer of several chunks."""
+    """Top-k and rescue with a scratch buffer of several chunks."""
     backend.SCRATCH = 1
     q, k, v = operands(70, 70, heads=1)
-    for text in ("topk(f=0.03)", "topk(f=0.5,weights=uniform)"):
+    for text in ("topk(f=0.03)", "topk(f=0.5,weights=uniform)", FEW[-1]):
         compare(text, q, k, v)
-    compare("topk(f=0.1)", q, k, v, mask=windows(70, 40)[None, None])
+    for text in ("topk(f=0.1)", FEW[-1]):
+        compare(text, q, k, v, mask=windows(70, 40)[None, None])
+
+
+def sets_of_a_mass() -> None:
+    """Rescue: keys equal at the edge on both sides of it, a side without weight, weights that span FP32's exponents."""
+    q, k, v = operands(30, 30, spread=3, dim=4)  # few different scores: nearly every edge parts keys that are equal
+    for text in ("rescue(of=temperature(alpha=3))", "rescue(of=temperature(alpha=0.2),q=0.5)"):
+        compare(text, q, k, v, scaling=1.0)
+        compare(text, q.bfloat16(), k.bfloat16(), v.bfloat16(), scaling=0.5, mask=windows(30, 20)[None, None])
+    for text in (
+        "rescue(of=temperature(alpha=300))",
+        "rescue(of=temperature(alpha=0.001))",
+        "rescue(of=rowmax_pot(K_max=1,tail=drop),q=0.999)",
+        "rescue(of=temperature(alpha=2),q=1e-6)",
+    ):
+        for scaling in (0.25, 16.0):
+            compare(text, q, k, v, scaling=scaling)

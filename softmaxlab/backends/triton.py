@@ -17,7 +17,6 @@ import importlib.util
 import math
 from contextlib import nullcontext
 from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -26,15 +25,12 @@ from torch import Tensor
 from softmaxlab.backends.triton_plans import Plan, plan
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator
-from softmaxlab.operators.support import kept_counts
 
 PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
 MAX_DIM = 256
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
-#: Keys of a row that a warp holds while it selects.
-SELECT_KEYS = 2048
-#: Scores in the scratch buffer of top-k, but for 64 queries of every head at least.
+#: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
 SCRATCH = 2**26
 
 
@@ -91,7 +87,7 @@ def supports(
     found = plan(operator)
     if isinstance(found, str):
         return found
-    if found.kept is not None and key.shape[2] > MAX_SELECT:
+    if found.stats == "given" and key.shape[2] > MAX_SELECT:
         return f"it selects from rows of at most {MAX_SELECT} keys, and these have {key.shape[2]}"
     return None
 
@@ -126,7 +122,7 @@ def attend(
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
         call = _Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
-        given = call.thresholds() if call.plan.kept is not None else call.empty
+        given = call.thresholds() if call.plan.stats == "given" else call.empty
         return call.forward(given)
 
 
@@ -256,47 +252,44 @@ class _Call:
         from softmaxlab.backends.triton_kernels import forward
 
         out = self.query.new_empty(self.batch, self.n_queries, self.heads, self.value_dim)
-        scalars = (*self.plan.scalars, *[0.0] * 6)[:6]
-        flags = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
-                 "RECON": "", "LINEAR": False} | self.plan.flags  # fmt: skip
         columns = min(self.block_dims[1], self.tile.columns)
         forward[(self.batch * self.heads, -(-self.n_queries // self.tile.m), -(-self.value_dim // columns))](
             self.query, self.key, self.value, out, self.mask, self.extents, given, self.largest,
             self.k_part, self.v_part,
             *self.query.stride()[:3], *self.key.stride()[:3], *self.value.stride()[:3], out.stride(0), out.stride(1),
             *self.mask_strides, self.heads, self.heads // self.kv_heads, self.n_queries, self.n_keys,
-            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *scalars,
+            float(self.plan.n_intervals), self.scaling, self.softcap or 0.0, *self.plan.numbers,
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
             M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, P_DTYPE=self._value_dtype(), DV=self.value_dim,
             BLOCK_DV=columns,
-            **flags, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
+            **self.plan.constants, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out
 
     def thresholds(self) -> Tensor:
-        """Row maxima and cuts of top-k, (2, batch · heads, queries)."""
-        from softmaxlab.backends.triton_select import select, write_scores
+        """What the walk is given of each row: see `select` (top-k) and `select_mass` (rescue)."""
+        from softmaxlab.backends import triton_rescue, triton_select
 
         z, masked = self.batch * self.heads, self.mask is not self.empty
-        out = self.query.new_empty(2, z, self.n_queries, dtype=torch.float32)
-        kept = kept_counts(self.plan.kept, self.n_keys).to(out.device, torch.int32)
-        quantile = NormalDist().inv_cdf(min(max(1 - self.plan.kept, 1e-6), 1 - 1e-6))
+        module = triton_select if self.plan.rescued is None else triton_rescue
+        launch = module.launcher(self.plan, self.n_keys, self.query.device)
+        out = self.query.new_empty(module.NUMBERS, z, self.n_queries, dtype=torch.float32)
         chunk = min(self.n_queries, max(64, SCRATCH // (z * self.n_keys) // 64 * 64))
         scratch = out.new_empty(z * chunk * self.n_keys)
         m, n = self.tile.m, self.tile.n
         for first in range(0, self.n_queries, chunk):
             n_rows = min(chunk, self.n_queries - first)
             width = self.n_keys if masked else first + n_rows
-            write_scores[(-(-width // n), -(-n_rows // m), z)](
+            triton_select.write_scores[(-(-width // n), -(-n_rows // m), z)](
                 self.query, self.key, self.mask, scratch, self.k_part, *self.query.stride()[:3],
                 *self.key.stride()[:3], *self.mask_strides, self.heads, self.heads // self.kv_heads, first, n_rows,
                 self.n_queries, self.n_keys, width, self.scaling, self.softcap or 0.0,
                 M=m, N=n, **self._common(), num_warps=self.tile.warps, num_stages=1,
             )  # fmt: skip
             for place, stop, block in _classes(first, n_rows, width, masked):
-                select[(stop - place, z)](
-                    scratch, kept, out, place, first, n_rows, self.n_queries, self.n_keys, width, quantile,
-                    MASKED=masked, BLOCK=block, num_warps=min(32, max(1, block // SELECT_KEYS)),
+                launch(
+                    (stop - place, z), scratch, out, place, first, n_rows, self.n_queries, self.n_keys, width,
+                    MASKED=masked, BLOCK=block,
                 )  # fmt: skip
         return out
 

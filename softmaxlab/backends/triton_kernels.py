@@ -6,13 +6,15 @@ A program holds a block of queries of one head and walks over the keys; no score
 - two walks: the first finds what the map needs of the row (`STATS`: `max`, `minmax`, `mean`, `mass`), the second
   computes the scores again and sums weights and P·V. A lattice depends on the fraction of its exponent, so it needs
   the row's true maximum before the first weight;
-- `given`: the second walk alone, with the statistics from memory (top-k, see `triton_select`).
+- `given`: the second walk alone, with the statistics from memory (top-k, see `triton_select`; RESCUE, which goes with
+  it, has four numbers of the row beside the maximum, see `triton_rescue`).
 """
 
 import triton
 import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, capped, row_offset, weights
+from softmaxlab.backends.triton_rescue import rescued
 from softmaxlab.backends.triton_tiles import INFINITY, parts_of, product, queries, scores, unit, visible
 
 
@@ -66,11 +68,11 @@ def first_walk(
 @triton.jit
 def second_walk(
     acc, total, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
-    v_columns, low, high, n_rows, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
-    c0, c1, c2, c3, c4, c5,
-    ONLINE: tl.constexpr, MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr,
-    P_PARTS: tl.constexpr, P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    v_columns, low, high, n_rows, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
+    n_intervals, c0, c1, c2, c3, c4, c5,
+    ONLINE: tl.constexpr, RESCUE: tl.constexpr, MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PARTS: tl.constexpr, P_PARTS: tl.constexpr, P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     MAP: tl.constexpr, ANCHOR: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr,
     DROP: tl.constexpr, DEGREE: tl.constexpr, UNIFORM: tl.constexpr, RECON: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +98,8 @@ def second_walk(
                 s, m, row, offset, octaves, n_intervals, c0, c1, c2, c3, c4, c5,
                 MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
             )  # fmt: skip
+            if RESCUE:
+                w = rescued(w, s, start + tl.arange(0, N), row, above, last, factor)
             if MODE != 0:
                 w = tl.where(valid, w, 0.0)
         total += tl.sum(w, 1)
@@ -112,7 +116,7 @@ def forward(
     q, k, v, out, mask, extents, given, largest, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,
     n_heads, group, n_queries, n_keys, n_intervals, scale, softcap, c0, c1, c2, c3, c4, c5,
-    STATS: tl.constexpr, MASKED: tl.constexpr, NORMALISED: tl.constexpr, EVEN: tl.constexpr,
+    STATS: tl.constexpr, MASKED: tl.constexpr, NORMALISED: tl.constexpr, EVEN: tl.constexpr, RESCUE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr, P_PARTS: tl.constexpr,
     P_DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -150,10 +154,18 @@ def forward(
     row = m
     offset = m
     octaves = m
+    above = m
+    last = m
+    factor = m
     if STATS == "given":
         at = given + z * n_queries + rows
+        plane = tl.num_programs(0) * n_queries
         m = tl.load(at, mask=rows < n_queries, other=0.0)
-        row = tl.load(at + tl.num_programs(0) * n_queries, mask=rows < n_queries, other=0.0)
+        row = tl.load(at + plane, mask=rows < n_queries, other=0.0)
+        if RESCUE:
+            above = tl.load(at + 2 * plane, mask=rows < n_queries, other=0.0)
+            last = tl.load(at + 3 * plane, mask=rows < n_queries, other=0.0)
+            factor = tl.load(at + 4 * plane, mask=rows < n_queries, other=0.0)
     elif STATS != "online":
         if STATS == "max" or STATS == "minmax":
             x = tl.full([M, N], float("-inf"), tl.float32)
@@ -204,15 +216,16 @@ def forward(
     if not MASKED:
         acc, total, top = second_walk(
             acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
-            v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
-            c0, c1, c2, c3, c4, c5, STATS == "online", 0, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
-            SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
+            v_columns, low, full, n_queries, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
+            n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, 0, M, N, PARTS, P_PARTS, P_DTYPE, D,
+            BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM,
+            RECON, LINEAR,
         )  # fmt: skip
     acc, total, top = second_walk(
         acc, total, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
-        v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, n_intervals,
-        c0, c1, c2, c3, c4, c5, STATS == "online", EDGE, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D, DV, BLOCK_DV, FOLD,
-        SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
+        v_columns, full, high, n_queries, n_keys, scale, softcap, m, row, offset, octaves, above, last, factor,
+        n_intervals, c0, c1, c2, c3, c4, c5, STATS == "online", RESCUE, EDGE, M, N, PARTS, P_PARTS, P_DTYPE, D, BLOCK_D,
+        DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, MAP, ANCHOR, SHIFT, BASE, SCALED, DROP, DEGREE, UNIFORM, RECON, LINEAR,
     )  # fmt: skip
     if NORMALISED:
         # As `operators.normaliser`: rows without a key give 0, NaN or +∞ in the scores gives NaN.

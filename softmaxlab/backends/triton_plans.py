@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from softmaxlab.operators import (
     Operator,
     Packed,
     PoT,
+    Rescue,
     RowmaxPoT,
     S,
     Softmax,
@@ -41,6 +42,8 @@ LOG2E = 1 / math.log(2)
 _ZERO = -127
 #: Beyond these the logarithm of a grid's position, in FP32, does not tell its intervals apart.
 _MAX_K, _MIN_LOG2_R = 4096, 1.0
+_NEUTRAL = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0, "UNIFORM": False, "EVEN": False,
+            "RECON": "", "LINEAR": False, "RESCUE": False}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Plan:
         normalised: whether the row is divided by its sum.
         n_intervals: of a grid.
         kept: of top-k, the kept fraction.
+        rescued: mass of the set of a rescue, whose map is that of the rescued operator.
     """
 
     stats: str
@@ -66,6 +70,17 @@ class Plan:
     normalised: bool = True
     n_intervals: int = 0
     kept: float | None = None
+    rescued: float | None = None
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All six of c0…c5."""
+        return (*self.scalars, *[0.0] * 6)[:6]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """All compile-time constants of the maps."""
+        return _NEUTRAL | self.flags
 
 
 def _two_terms(c: float) -> tuple[float, float]:
@@ -157,6 +172,17 @@ def _grid(operator: Grid) -> Plan | str:
     return Plan("minmax", "grid", scalars, flags=flags, n_intervals=K)
 
 
+def _rescue(operator: Rescue) -> Plan | str:
+    inner = plan(operator.of)
+    if isinstance(inner, str):
+        return inner
+    if inner.anchor != "max" or inner.stats not in ("online", "max"):
+        return (
+            f"it rescues operators of the distance from the row maximum alone, and {operator.of} needs more of the row"
+        )
+    return replace(inner, stats="given", flags=inner.flags | {"RESCUE": True}, exact_p=False, rescued=operator.q)
+
+
 _PLANS: dict[type[Operator], Callable[[Any], Plan | str]] = {
     Softmax: lambda op: Plan("online", "exp", (_two_terms(LOG2E)[0],)),
     Temperature: lambda op: Plan("online", "exp", (_two_terms(op.alpha * LOG2E)[0],)),
@@ -175,6 +201,7 @@ _PLANS: dict[type[Operator], Callable[[Any], Plan | str]] = {
     Grid: _grid,
     MeanThreshold: _support,
     TopK: _support,
+    Rescue: _rescue,
 }
 
 

@@ -8,11 +8,23 @@ itself. The cut is put halfway to the next score below, so that the walk, which 
 same keys even where its sums round differently; keys equal to the k-th score are all kept.
 """
 
+from collections.abc import Callable
+from statistics import NormalDist
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from softmaxlab.backends.triton_maps import MINUS_INFINITY
+from softmaxlab.backends.triton_plans import Plan
 from softmaxlab.backends.triton_tiles import queries, scores, visible
+from softmaxlab.operators.support import kept_counts
+
+#: What the walk is given of each row.
+NUMBERS = 2
+#: Keys of a row that a warp holds.
+KEYS = 2048
 
 #: Steps of a search before ties are looked for.
 PATIENCE = tl.constexpr(16)
@@ -119,3 +131,15 @@ def select(
     top = tl.where(top == MINUS_INFINITY, 0.0, top)
     tl.store(at_row, tl.where(bad, float("nan"), top))
     tl.store(at_row + tl.num_programs(1) * n_queries, cut)
+
+
+def launcher(plan: Plan, n_keys: int, device: torch.device) -> Callable[..., None]:
+    """A function that launches `select` for rows of at most BLOCK keys."""
+    kept = kept_counts(plan.kept, n_keys).to(device, torch.int32)
+    quantile = NormalDist().inv_cdf(min(max(1 - plan.kept, 1e-6), 1 - 1e-6))
+
+    def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, MASKED: bool, BLOCK: int) -> None:
+        warps = max(1, BLOCK // KEYS)
+        select[grid](scratch, kept, out, *place, quantile, MASKED=MASKED, BLOCK=BLOCK, num_warps=warps)
+
+    return launch

@@ -45,11 +45,13 @@ log2p(bits=3,tail=drop) log2p(renormalise=no) log_sqrt2p() log_sqrt2p(bits=4,tai
 grid(K=7,recon=upper) grid(K=8,recon=lerp) grid(K=32,R=4) grid(K=21,R=0.25,recon=upper) grid(K=8,R=2,recon=lerp)
 grid(K=8,map=linear) grid(K=8,R=4,map=linear,recon=lerp) grid(K=8,R=4,map=linear,recon=upper) mean_threshold()
 mean_threshold(weights=uniform) topk(f=0.1) topk(f=0.5,weights=uniform)
+rescue(of=temperature(alpha=0.5)) rescue(of=temperature(alpha=2)) rescue(of=h15()) rescue(of=s(),q=0.5)
 """
 HELD = _HELD.split()
 TIMED = ["softmax()", "temperature(alpha=2)", "h15()", "sq(k=3)", "pot(m=1)", "pot(m=2)", "s()", "fa4_poly(degree=3)",
-         "grid(K=32)", "grid(K=32,R=4)", "mean_threshold()", "topk(f=0.1)", "log2p()", "ilpot()"]  # fmt: skip
-FEW = ["softmax()", "h15()", "grid(K=32,R=4)", "mean_threshold()", "topk(f=0.1)"]
+         "grid(K=32)", "grid(K=32,R=4)", "mean_threshold()", "topk(f=0.1)", "log2p()", "ilpot()",
+         "rescue(of=temperature(alpha=2))"]  # fmt: skip
+FEW = ["softmax()", "h15()", "grid(K=32,R=4)", "mean_threshold()", "topk(f=0.1)", "rescue(of=temperature(alpha=2))"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TILES = {
     "bfloat16": [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2),
