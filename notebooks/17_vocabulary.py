@@ -71,9 +71,9 @@ figures.style()
 #
 # $$
 # \begin{aligned}
-# \mathrm{KL_{fwd}} &= \mathbb E_t\,\mathrm{KL}(b_t\,\|\,c_t), &
+# \mathrm{KL_{fwd}} &= \mathbb E_t\,\mathrm{KL}(b_t\,\|\,c_t), \\
 # \mathrm{KL_{rev}} &= \mathbb E_t\,\mathrm{KL}(c_t\,\|\,b_t), \\
-# \mathrm{JSD_{vocab}} &= \mathbb E_t\!\left[\tfrac12\mathrm{KL}(b_t\,\|\,m_t) + \tfrac12\mathrm{KL}(c_t\,\|\,m_t)\right], &
+# \mathrm{JSD_{vocab}} &= \mathbb E_t\!\left[\tfrac12\mathrm{KL}(b_t\,\|\,m_t) + \tfrac12\mathrm{KL}(c_t\,\|\,m_t)\right], \\
 # A_{\mathrm{top1}} &= \mathbb E_t\,\mathbf 1\{\arg\max b_t = \arg\max c_t\} .
 # \end{aligned}
 # $$ (eq-vocabulary)
