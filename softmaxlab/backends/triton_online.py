@@ -83,29 +83,77 @@ def stored(w, P: tl.constexpr):
 
 
 @triton.jit
-def walk(
-    acc, total, anchor, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
-    v_columns, last, count, n_rows, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
+def seen(
+    q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start, n_rows, n_keys, scale, softcap,
+    MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of the keys from `start` on, −∞ where masked; MODE is that of `visible`, 0 where all are seen."""
+    s = scores(
+        q0, q1, q2, k, k_part, k_stride, start, columns, n_keys, scale, softcap,
+        M, N, PARTS, D, BLOCK_D, MODE != 0, FOLD, SOFTCAP, PRECISION,
+    )  # fmt: skip
+    if MODE != 0:
+        valid = visible(mask_base, mask_stride, rows, start + tl.arange(0, N), n_rows, n_keys, MODE)
+        s = tl.where(valid, s, MINUS_INFINITY)
+    return s
+
+
+@triton.jit
+def weigh(
+    acc, total, s, m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start, n_rows, n_keys, up, sum_up,
+    c0, c1, c2, c3, c4, c5,
     MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr, P: tl.constexpr,
-    P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
-    FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, VOTE: tl.constexpr, LEVELS: tl.constexpr,
+    P_PARTS: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, PRECISION: tl.constexpr, LEVELS: tl.constexpr,
     KIND: tl.constexpr, OFFSET: tl.constexpr, MAP: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
     SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
 ):  # fmt: skip
-    """Visit `count` tiles of N keys, from tile `last` on downwards; MODE is that of `visible`, 0 where all are seen.
+    """acc + P·V and total + Σw of the scores `s` of the keys from `start` on, with the anchors `m`."""
+    w = weights(
+        s, m, m, m, m, 0.0, c0, c1, c2, c3, c4, c5,
+        MAP, "max", SHIFT, BASE, SCALED, DROP, DEGREE, False, "", False,
+    )  # fmt: skip
+    if MODE != 0:
+        valid = visible(mask_base, mask_stride, rows, start + tl.arange(0, N), n_rows, n_keys, MODE)
+        w = tl.where(valid, w, 0.0)
+    total += row_sum(w, sum_up, M, N, LEVELS, KIND)
+    if OFFSET:
+        w *= up
+    p0, p1, p2 = parts_of(stored(w, P), P_PARTS, DTYPE, P != "fp16")
+    acc = product(
+        p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc,
+        P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
+    )  # fmt: skip
+    return acc, total
+
+
+@triton.jit
+def walk(
+    acc, total, anchor, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
+    v_columns, last, count, n_rows, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
+    MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HALVES: tl.constexpr, PARTS: tl.constexpr,
+    DTYPE: tl.constexpr, P: tl.constexpr, P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    VOTE: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, MAP: tl.constexpr,
+    SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
+):  # fmt: skip
+    """Visit `count` tiles of HALVES·N keys, from tile `last` on downwards.
 
     `anchor` and the running maximum `top` are in nats and −∞ before the first key.
     """
     for i in tl.range(0, count):
-        start = (last - i) * N
-        s = scores(
-            q0, q1, q2, k, k_part, k_stride, start, columns, n_keys, scale, softcap,
-            M, N, PARTS, D, BLOCK_D, MODE != 0, FOLD, SOFTCAP, PRECISION,
+        start = (last - i) * HALVES * N
+        s = seen(
+            q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start, n_rows, n_keys, scale,
+            softcap, MODE, M, N, PARTS, D, BLOCK_D, FOLD, SOFTCAP, PRECISION,
         )  # fmt: skip
-        if MODE != 0:
-            valid = visible(mask_base, mask_stride, rows, start + tl.arange(0, N), n_rows, n_keys, MODE)
-            s = tl.where(valid, s, MINUS_INFINITY)
         top = larger(top, tl.reduce(s, 1, larger))
+        if HALVES == 2:
+            s1 = seen(
+                q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start + N, n_rows, n_keys,
+                scale, softcap, MODE, M, N, PARTS, D, BLOCK_D, FOLD, SOFTCAP, PRECISION,
+            )  # fmt: skip
+            top = larger(top, tl.reduce(s1, 1, larger))
         moves = top - anchor > limit  # NaN, of −∞ − (−∞), moves nothing
         if VOTE:
             moves = vote(moves & (rows < n_rows), M)
@@ -113,20 +161,19 @@ def walk(
         m = tl.where(new == MINUS_INFINITY, 0.0, new)
         rescale = tl.exp2((anchor - m) * LOG2E)  # 1 where the anchor stays
         anchor = new
-        w = weights(
-            s, m, m, m, m, 0.0, c0, c1, c2, c3, c4, c5,
-            MAP, "max", SHIFT, BASE, SCALED, DROP, DEGREE, False, "", False,
+        total *= rescale
+        acc *= rescale[:, None]
+        acc, total = weigh(
+            acc, total, s, m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start, n_rows, n_keys, up,
+            sum_up, c0, c1, c2, c3, c4, c5, MODE, M, N, PARTS, DTYPE, P, P_PARTS, DV, BLOCK_DV, PRECISION, LEVELS, KIND,
+            OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
         )  # fmt: skip
-        if MODE != 0:
-            w = tl.where(valid, w, 0.0)
-        total = total * rescale + row_sum(w, sum_up, M, N, LEVELS, KIND)
-        if OFFSET:
-            w *= up
-        p0, p1, p2 = parts_of(stored(w, P), P_PARTS, DTYPE, P != "fp16")
-        acc = product(
-            p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc * rescale[:, None],
-            P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
-        )  # fmt: skip
+        if HALVES == 2:
+            acc, total = weigh(
+                acc, total, s1, m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start + N, n_rows,
+                n_keys, up, sum_up, c0, c1, c2, c3, c4, c5, MODE, M, N, PARTS, DTYPE, P, P_PARTS, DV, BLOCK_DV,
+                PRECISION, LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
+            )  # fmt: skip
     return acc, total, anchor, top
 
 
@@ -135,8 +182,8 @@ def simulate(
     q, k, v, out, mask, extents, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,
     n_heads, group, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr, P: tl.constexpr,
-    P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HALVES: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
+    P: tl.constexpr, P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, VOTE: tl.constexpr, LEVELS: tl.constexpr,
     KIND: tl.constexpr, OFFSET: tl.constexpr, MAP: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
     SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
@@ -156,11 +203,11 @@ def simulate(
     q0, q1, q2 = queries(q, rows, q_row, n_queries, columns, scale, PARTS, DTYPE, D, BLOCK_D, FOLD)
     if MASKED:  # every visited tile reads the mask
         at = extents + (tl.where(mask_batch == 0, 0, batch) * tl.num_programs(1) + block) * 2
-        full = tl.load(at) // N
-        high = tl.cdiv(tl.load(at + 1), N)
+        full = tl.load(at) // (HALVES * N)
+        high = tl.cdiv(tl.load(at + 1), HALVES * N)
     else:  # tiles below `full` are seen by all rows
-        full = block * M // N
-        high = tl.cdiv(tl.minimum(block * M + M, n_keys), N)
+        full = block * M // (HALVES * N)
+        high = tl.cdiv(tl.minimum(block * M + M, n_keys), HALVES * N)
     acc = tl.zeros([M, BLOCK_DV], tl.float32)
     total = tl.zeros([M], tl.float32)
     anchor = tl.full([M], float("-inf"), tl.float32)
@@ -168,14 +215,14 @@ def simulate(
     acc, total, anchor, top = walk(
         acc, total, anchor, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
         v_columns, high - 1, high - full, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-        2 if MASKED else 1, M, N, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
+        2 if MASKED else 1, M, N, HALVES, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
         LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
     )  # fmt: skip
     if not MASKED:
         acc, total, anchor, top = walk(
             acc, total, anchor, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
             v_columns, full - 1, full, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-            0, M, N, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
+            0, M, N, HALVES, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
             LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
         )  # fmt: skip
     # As `online.Simulator`: rows without a key give 0, NaN or +∞ in the scores gives NaN.
@@ -243,7 +290,7 @@ def attend(
 
 def shape(keys: int, parts: int, p_parts: int, dim: int) -> forward.Tile:
     """A launch that fits the registers and the shared memory of sm_90."""
-    return forward.Tile(64, keys, 4, 1)
+    return forward.Tile(64, keys // 2 if keys > 64 else keys, 4, 1)
 
 
 def bound(tau: float) -> float:
@@ -272,7 +319,7 @@ def _launch(
         *call.mask_strides, call.heads, call.heads // call.kv_heads, call.n_queries, call.n_keys, call.scaling,
         call.softcap or 0.0, bound(semantics.tau), 2.0**semantics.max_offset, sum_up,
         *(*call.plan.scalars, *[0.0] * 6)[:6],
-        MAP=call.plan.map, P=semantics.p, P_PARTS=p_parts, M=call.tile.m, N=call.tile.n, DV=call.value_dim, BLOCK_DV=columns,
+        MAP=call.plan.map, P=semantics.p, P_PARTS=p_parts, M=call.tile.m, N=call.tile.n, HALVES=semantics.tile // call.tile.n, DV=call.value_dim, BLOCK_DV=columns,
         VOTE=semantics.decision == "warp" and semantics.tau > 0, LEVELS=levels, KIND=kind,
         OFFSET=semantics.max_offset != 0, **flags, **call.common(),
         num_warps=call.tile.warps, num_stages=call.tile.stages,
