@@ -131,29 +131,26 @@ def weigh(
 def walk(
     acc, total, anchor, top, q0, q1, q2, k, k_part, k_stride, v, v_part, v_stride, mask_base, mask_stride, rows, columns,
     v_columns, last, count, n_rows, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-    MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HALVES: tl.constexpr, PARTS: tl.constexpr,
+    MODE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SUBS: tl.constexpr, PARTS: tl.constexpr,
     DTYPE: tl.constexpr, P: tl.constexpr, P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     VOTE: tl.constexpr, LEVELS: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr, MAP: tl.constexpr,
     SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
 ):  # fmt: skip
-    """Visit `count` tiles of HALVES·N keys, from tile `last` on downwards.
+    """Visit `count` tiles of SUBS·N keys, from tile `last` on downwards.
 
     `anchor` and the running maximum `top` are in nats and −∞ before the first key.
     """
     for i in tl.range(0, count):
-        start = (last - i) * HALVES * N
-        s = seen(
-            q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start, n_rows, n_keys, scale,
-            softcap, MODE, M, N, PARTS, D, BLOCK_D, FOLD, SOFTCAP, PRECISION,
-        )  # fmt: skip
-        top = larger(top, tl.reduce(s, 1, larger))
-        if HALVES == 2:
-            s1 = seen(
-                q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start + N, n_rows, n_keys,
+        start = (last - i) * SUBS * N
+        held = ()
+        for j in tl.static_range(SUBS):
+            s = seen(
+                q0, q1, q2, k, k_part, k_stride, mask_base, mask_stride, rows, columns, start + j * N, n_rows, n_keys,
                 scale, softcap, MODE, M, N, PARTS, D, BLOCK_D, FOLD, SOFTCAP, PRECISION,
             )  # fmt: skip
-            top = larger(top, tl.reduce(s1, 1, larger))
+            top = larger(top, tl.reduce(s, 1, larger))
+            held = held + (s,)
         moves = top - anchor > limit  # NaN, of −∞ − (−∞), moves nothing
         if VOTE:
             moves = vote(moves & (rows < n_rows), M)
@@ -163,15 +160,10 @@ def walk(
         anchor = new
         total *= rescale
         acc *= rescale[:, None]
-        acc, total = weigh(
-            acc, total, s, m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start, n_rows, n_keys, up,
-            sum_up, c0, c1, c2, c3, c4, c5, MODE, M, N, PARTS, DTYPE, P, P_PARTS, DV, BLOCK_DV, PRECISION, LEVELS, KIND,
-            OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
-        )  # fmt: skip
-        if HALVES == 2:
+        for j in tl.static_range(SUBS):
             acc, total = weigh(
-                acc, total, s1, m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start + N, n_rows,
-                n_keys, up, sum_up, c0, c1, c2, c3, c4, c5, MODE, M, N, PARTS, DTYPE, P, P_PARTS, DV, BLOCK_DV,
+                acc, total, held[j], m, v, v_part, v_stride, mask_base, mask_stride, rows, v_columns, start + j * N,
+                n_rows, n_keys, up, sum_up, c0, c1, c2, c3, c4, c5, MODE, M, N, PARTS, DTYPE, P, P_PARTS, DV, BLOCK_DV,
                 PRECISION, LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
             )  # fmt: skip
     return acc, total, anchor, top
@@ -182,7 +174,7 @@ def simulate(
     q, k, v, out, mask, extents, k_part, v_part,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_row, mask_batch, mask_row,
     n_heads, group, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HALVES: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
+    MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SUBS: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
     P: tl.constexpr, P_PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
     FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, VOTE: tl.constexpr, LEVELS: tl.constexpr,
     KIND: tl.constexpr, OFFSET: tl.constexpr, MAP: tl.constexpr, SHIFT: tl.constexpr, BASE: tl.constexpr,
@@ -203,11 +195,11 @@ def simulate(
     q0, q1, q2 = queries(q, rows, q_row, n_queries, columns, scale, PARTS, DTYPE, D, BLOCK_D, FOLD)
     if MASKED:  # every visited tile reads the mask
         at = extents + (tl.where(mask_batch == 0, 0, batch) * tl.num_programs(1) + block) * 2
-        full = tl.load(at) // (HALVES * N)
-        high = tl.cdiv(tl.load(at + 1), HALVES * N)
+        full = tl.load(at) // (SUBS * N)
+        high = tl.cdiv(tl.load(at + 1), SUBS * N)
     else:  # tiles below `full` are seen by all rows
-        full = block * M // (HALVES * N)
-        high = tl.cdiv(tl.minimum(block * M + M, n_keys), HALVES * N)
+        full = block * M // (SUBS * N)
+        high = tl.cdiv(tl.minimum(block * M + M, n_keys), SUBS * N)
     acc = tl.zeros([M, BLOCK_DV], tl.float32)
     total = tl.zeros([M], tl.float32)
     anchor = tl.full([M], float("-inf"), tl.float32)
@@ -215,14 +207,14 @@ def simulate(
     acc, total, anchor, top = walk(
         acc, total, anchor, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
         v_columns, high - 1, high - full, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-        2 if MASKED else 1, M, N, HALVES, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
+        2 if MASKED else 1, M, N, SUBS, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
         LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
     )  # fmt: skip
     if not MASKED:
         acc, total, anchor, top = walk(
             acc, total, anchor, top, q0, q1, q2, k, k_part, k_row, v, v_part, v_row, mask, mask_row, rows, columns,
             v_columns, full - 1, full, n_queries, n_keys, scale, softcap, limit, up, sum_up, c0, c1, c2, c3, c4, c5,
-            0, M, N, HALVES, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
+            0, M, N, SUBS, PARTS, DTYPE, P, P_PARTS, D, BLOCK_D, DV, BLOCK_DV, FOLD, SOFTCAP, PRECISION, VOTE,
             LEVELS, KIND, OFFSET, MAP, SHIFT, BASE, SCALED, DROP, DEGREE,
         )  # fmt: skip
     # As `online.Simulator`: rows without a key give 0, NaN or +∞ in the scores gives NaN.
@@ -319,7 +311,7 @@ def _launch(
         *call.mask_strides, call.heads, call.heads // call.kv_heads, call.n_queries, call.n_keys, call.scaling,
         call.softcap or 0.0, bound(semantics.tau), 2.0**semantics.max_offset, sum_up,
         *(*call.plan.scalars, *[0.0] * 6)[:6],
-        MAP=call.plan.map, P=semantics.p, P_PARTS=p_parts, M=call.tile.m, N=call.tile.n, HALVES=semantics.tile // call.tile.n, DV=call.value_dim, BLOCK_DV=columns,
+        MAP=call.plan.map, P=semantics.p, P_PARTS=p_parts, M=call.tile.m, N=call.tile.n, SUBS=semantics.tile // call.tile.n, DV=call.value_dim, BLOCK_DV=columns,
         VOTE=semantics.decision == "warp" and semantics.tau > 0, LEVELS=levels, KIND=kind,
         OFFSET=semantics.max_offset != 0, **flags, **call.common(),
         num_warps=call.tile.warps, num_stages=call.tile.stages,
