@@ -23,6 +23,7 @@ from torch import Tensor
 
 from softmaxlab.backends import triton as forward
 from softmaxlab.backends.triton_plans import plan
+from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator, Packed, RowmaxAnchored
 from softmaxlab.operators.packed import FORMATS, LANES
 from softmaxlab.semantics import Semantics, converted
@@ -37,7 +38,7 @@ SHAPES = {
     (1, 64): forward.Tile(64, 64, 4, 2),
     (1, 128): forward.Tile(128, 64, 8, 2),
     (1, 256): forward.Tile(64, 32, 4, 1),
-    (2, 64): forward.Tile(128, 32, 8, 2),
+    (2, 64): forward.Tile(128, 32, 8, 1),
     (2, 128): forward.Tile(128, 32, 8, 1),
     (2, 256): forward.Tile(64, 32, 4, 1),
     (3, 64): forward.Tile(128, 32, 8, 1),
@@ -82,8 +83,10 @@ def attend(
             takes that of `SHAPES`.
 
     Raises:
-        LabError: `triton.supports` gives a reason.
+        LabError: `supports` gives a reason.
     """
+    if reason := supports(query, key, value, operator, semantics, mask=mask):
+        raise LabError(f"the fused simulator cannot compute this: {reason}")
     dtype = query.dtype
     if semantics.qkv != "none":
         query, key, value = (converted(x, semantics.qkv)[0] for x in (query, key, value))
