@@ -23,7 +23,15 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @needs_triton
 @pytest.mark.parametrize(
     "case",
-    ["every_operator(0, 2)", "every_operator(1, 2)", "layouts()", "adversarial()", "numbers_of_e4m3()", "dispatched()"],
+    [
+        "every_operator(0, 2)",
+        "every_operator(1, 2)",
+        "layouts()",
+        "rounded()",
+        "adversarial()",
+        "numbers_of_e4m3()",
+        "dispatched()",
+    ],
 )
 def test_agrees_with_the_pytorch_program(case):
     run = alone(f"import online_cases; online_cases.{case}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import nullcontext
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ TILES = (16, 32, 64, 128)
 #: Beyond, a weight may need an exponent that the bits of a code do not hold: a step is at most 64 octaves.
 MAX_TAU = 64.0
 #: Launches by parts of an operand and the padded head dimension. A whole tile's scores wait in registers for the
-#: anchor; products take `n` keys at a time, so that what is split and loaded for them fits in beside.
+#: anchor; products take `n` keys at a time, so that what is split and loaded for them fits in beside. On sm_90 it does,
+#: without a spill, but for FP32 beyond dimension 64 and for dimension 256.
 SHAPES = {
     (1, 64): forward.Tile(64, 64, 4, 2),
     (1, 128): forward.Tile(128, 64, 8, 2),
@@ -117,6 +119,7 @@ def shape(keys: int, parts: int, p_parts: int, dim: int) -> forward.Tile:
     return tile._replace(n=min(tile.n, keys))
 
 
+@lru_cache(maxsize=64)
 def bound(tau: float) -> float:
     """The largest FP32 difference d of an anchor that stays: d/ln 2, in FP64, is not above τ."""
     d = np.float32(tau * math.log(2))
