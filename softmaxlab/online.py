@@ -16,12 +16,17 @@ per warp that is offered here lets the whole warp follow when one of its rows mu
 Nothing is walked one tile after the other but the anchors. Weights of all tiles are computed at once and scaled to
 the final anchor before one product with the values: the same sums, another order of FP32 additions.
 
+On CUDA a simulator that does not count is one fused kernel, which does walk (`softmaxlab.backends.triton_online`):
+same meaning and same name, other roundings of FP32 sums. `SOFTMAXLAB_SIMULATOR=torch` in the environment keeps it to
+the program below.
+
 Not simulated: the hardware's approximate exp2 and reciprocal, tensor-core accumulation, packing of grouped heads
 into one tile of rows (rows here are consecutive queries of one head).
 """
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import pandas as pd
@@ -29,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from softmaxlab.backends import reference
+from softmaxlab.backends import fused, reference, triton_online
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator, RowmaxAnchored, exponents
 from softmaxlab.semantics import E4M3_MAX, ROUNDING, WARP, Semantics, converted
@@ -40,6 +45,10 @@ ELEMENTS = {"cpu": 2**19, "other": 2**25}
 #: What is counted in each layer: rows with a key; those whose final anchor is below their maximum; changes of an
 #: anchor; valid weights and those beyond what P can hold; elements of Q, K, V and those that FP8 cut off.
 COUNTS = ("rows", "lagging", "rescales", "weights", "p_saturated", "operands", "operands_saturated")
+
+
+#: The environment's word on who simulates on CUDA: `fused`, where it can, or `torch`.
+SWITCH = "SOFTMAXLAB_SIMULATOR"
 
 
 class Walk(NamedTuple):
@@ -58,6 +67,19 @@ class Walk(NamedTuple):
     top: Tensor
 
 
+def check(operator: Operator, semantics: Semantics) -> None:
+    """Raise LabError if the operator is not anchored at the row maximum, or has no weights up to τ above it."""
+    if not isinstance(operator, RowmaxAnchored):
+        raise LabError(
+            f"the kernel's semantics need an operator that is anchored at the row maximum, and {operator} is not: "
+            f"the reference backend computes it"
+        )
+    if semantics.tau > operator.headroom:
+        raise LabError(
+            f"{operator} has no weights above its anchor, but τ = {semantics.tau:g} octaves reach there: use tau=0"
+        )
+
+
 def walk(scores: Tensor, valid: Tensor, operator: RowmaxAnchored, semantics: Semantics) -> Walk:
     """Weigh score rows tile by tile.
 
@@ -69,17 +91,9 @@ def walk(scores: Tensor, valid: Tensor, operator: RowmaxAnchored, semantics: Sem
         semantics: how.
 
     Raises:
-        LabError: the operator is not anchored at the row maximum.
+        LabError: as `check`.
     """
-    if not isinstance(operator, RowmaxAnchored):
-        raise LabError(
-            f"the kernel's semantics need an operator that is anchored at the row maximum, and {operator} is not: "
-            f"the reference backend computes it"
-        )
-    if semantics.tau > operator.headroom:
-        raise LabError(
-            f"{operator} has no weights above its anchor, but τ = {semantics.tau:g} octaves reach there: use tau=0"
-        )
+    check(operator, semantics)
     width = min(semantics.tile, scores.shape[-1])
     tiles = scores.unflatten(-1, (-1, width))
     anchors, top = running_anchors(tiles.amax(-1), semantics)
@@ -127,10 +141,12 @@ class Simulator:
 
     Args:
         semantics: which.
+        counting: False where the counts are not wanted, which lets the fused kernel simulate.
     """
 
-    def __init__(self, semantics: Semantics) -> None:
+    def __init__(self, semantics: Semantics, *, counting: bool = True) -> None:
         self.semantics = semantics
+        self.counting = counting
         self._counts: dict[int, Tensor] = {}
 
     def __call__(
@@ -147,6 +163,10 @@ class Simulator:
         chunk: int = 0,
     ) -> Tensor:
         """Attention with `operator` inside the kernel; arguments and result as `reference.attend`."""
+        check(operator, self.semantics)
+        if not self.counting and _has_kernel(query, key, value, operator, self.semantics, mask):
+            options = {"scaling": scaling, "softcap": softcap, "mask": mask}
+            return triton_online.attend(query, key, value, operator, self.semantics, **options)
         batch, heads, n_queries, _ = query.shape
         kv_heads, n_keys = key.shape[1:3]
         dtype, width = query.dtype, min(self.semantics.tile, n_keys)
@@ -201,11 +221,19 @@ class Simulator:
         return (w.mul_(rows.scale[..., None]).flatten(-2) @ v) / total[..., None]
 
     def frame(self) -> pd.DataFrame:
-        """What was counted since the start, one row a layer: layer, and the columns `COUNTS`."""
+        """What was counted since the start, one row a layer: layer, and the columns `COUNTS`.
+
+        Raises:
+            LabError: it does not count.
+        """
+        if not self.counting:
+            raise LabError(f"this simulator of {self.semantics} was made with counting=False, so it has no counts")
         table = {layer: counts.tolist() for layer, counts in sorted(self._counts.items())}
         return pd.DataFrame.from_dict(table, orient="index", columns=COUNTS).rename_axis("layer").reset_index()
 
     def _count(self, layer: int, **counts: Tensor | int) -> None:
+        if not self.counting:
+            return
         # On the device: asking for the numbers would make it wait.
         device = next((n.device for n in counts.values() if isinstance(n, Tensor)), "cpu")
         kept = self._counts.setdefault(layer, torch.zeros(len(COUNTS), dtype=torch.int64, device=device))
@@ -215,3 +243,19 @@ class Simulator:
     def _length(self, scores_a_query: int, query: Tensor) -> int:
         budget = ELEMENTS["cpu" if query.device.type == "cpu" else "other"]
         return max(1, min(query.shape[2], budget // scores_a_query))
+
+
+def _has_kernel(
+    query: Tensor, key: Tensor, value: Tensor, operator: Operator, semantics: Semantics, mask: Tensor | None
+) -> bool:
+    """Whether the fused kernel simulates; a notice where it could not on a device that has it."""
+    wanted = os.environ.get(SWITCH) or "fused"
+    if wanted not in ("fused", "torch"):
+        raise LabError(f"{SWITCH} is {wanted!r} in the environment, but must be fused or torch")
+    if wanted == "torch" or query.device.type != "cuda":
+        return False
+    why = triton_online.supports(query, key, value, operator, semantics, mask=mask)
+    if why is None:
+        return True
+    fused.notice(f"the simulator runs in PyTorch operations and not as a fused kernel: {why}")
+    return False

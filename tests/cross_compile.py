@@ -20,7 +20,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from softmaxlab.backends import triton as backend
+from softmaxlab.backends import triton_online
 from softmaxlab.operators import parse
+from softmaxlab.semantics import Semantics
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -89,16 +91,18 @@ def resources(source: ASTSource, options: dict) -> dict:
 
 def report(
     operator: str, *, dtype=torch.float32, dim: int = 64, context: int = 2048, mask: bool = False, softcap=None,
-    tile=None, precision: str = "split",
+    tile=None, precision: str = "split", semantics: str = "",
 ) -> dict[str, dict]:  # fmt: skip
-    """Resources of every kernel that a call launches, by name."""
+    """Resources of every kernel that a call launches, by name; of the simulator of `semantics` where given."""
     q, k, v = (torch.empty(1, context, heads, dim, dtype=dtype).transpose(1, 2) for heads in (9, 3, 3))
     given = torch.ones(1, 1, context, context, dtype=torch.bool) if mask else None
 
     def call():
-        backend.attend(
-            q, k, v, parse(operator), scaling=dim**-0.5, softcap=softcap, mask=given, tile=tile, precision=precision
-        )
+        options = {"scaling": dim**-0.5, "softcap": softcap, "mask": given, "tile": tile}
+        if semantics:
+            triton_online.attend(q, k, v, parse(operator), Semantics.parse(semantics), **options)
+        else:
+            backend.attend(q, k, v, parse(operator), **options, precision=precision)
 
     return {f"{kernel.fn.__name__}{i}": resources(source, o) for i, (kernel, source, o) in enumerate(launches(call))}
 
@@ -112,12 +116,13 @@ if __name__ == "__main__":
     parser.add_argument("--mask", action="store_true")
     parser.add_argument("--softcap", type=float)
     parser.add_argument("--precision", default="split")
+    parser.add_argument("--semantics", default="", help='of the simulator, e.g. "online(tile=128,tau=8)"')
     parser.add_argument("--tile", type=lambda text: backend.Tile(*map(int, text.split(","))))
     args = parser.parse_args()
     for text in args.operator:
         found = report(
             text, dtype=getattr(torch, args.dtype), dim=args.dim, context=args.context, mask=args.mask,
-            softcap=args.softcap, tile=args.tile, precision=args.precision,
+            softcap=args.softcap, tile=args.tile, precision=args.precision, semantics=args.semantics,
         )  # fmt: skip
         for name, values in found.items():
             print(text, args.dtype, args.dim, name, values)

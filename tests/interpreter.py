@@ -11,9 +11,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
 
 _patch, _cast = interpreter._patch_lang_tensor, InterpreterBuilder.cast_impl
+_reduce = ReduceOps.apply_impl
 
 
 def _patch_lang_tensor(tensor, scope):
@@ -52,7 +53,15 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
     return TensorHandle(np.matmul(_float(a), _float(b)) + d.data, d.dtype.scalar)
 
 
+def _reduce_impl(self, input):
+    """A maximum that keeps NaN, without its own call for every number."""
+    if self.combine_fn.__name__ == "larger":
+        return self.min_max(input[0], val_reduce_op=np.max)
+    return _reduce(self, input)
+
+
 interpreter._patch_lang_tensor = _patch_lang_tensor
+ReduceOps.apply_impl = _reduce_impl
 InterpreterBuilder.cast_impl = _cast_impl
 InterpreterBuilder.create_fma = _fma
 InterpreterBuilder.create_dot = _dot

@@ -26,7 +26,7 @@ def get(name: str) -> Callable:
     if name.lstrip().startswith("online"):
         from softmaxlab import online  # which is built on the reference
 
-        return online.Simulator(online.Semantics.parse(name))
+        return online.Simulator(online.Semantics.parse(name), counting=False)
     if name.lstrip().startswith("fa4"):
         from softmaxlab.backends import fa4  # which is built on the patch
 

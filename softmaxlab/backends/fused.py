@@ -17,12 +17,12 @@ from softmaxlab.operators import Operator
 from . import reference
 
 MODULES = {"cuda": "triton", "cpu": "cpu"}
-#: Reasons of which this process has had its notice.
+#: Notices that this process has had.
 told: set[str] = set()
 
 
 class FallbackNotice(UserWarning):
-    """A call was computed by the reference backend instead of a fused one."""
+    """A call was computed in PyTorch operations instead of a fused kernel."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mask: Tensor | None = None, **arguments):
@@ -34,10 +34,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mas
             return module.attend(query, key, value, operator, mask=mask, **arguments)
     else:
         why = module
-    if why not in told:
-        told.add(why)
-        warnings.warn(f"the reference backend computes instead of the fused one: {why}", FallbackNotice, stacklevel=2)
+    notice(f"the reference backend computes instead of the fused one: {why}")
     return reference.attend(query, key, value, operator, mask=mask, **arguments)
+
+
+def notice(text: str) -> None:
+    """Give a notice, unless this process has had it."""
+    if text not in told:
+        told.add(text)
+        warnings.warn(text, FallbackNotice, stacklevel=3)
 
 
 def _module(device: str) -> ModuleType | str:

@@ -121,7 +121,7 @@ def attend(
         raise LabError(f"scaling is {scaling}, but the Triton backend needs it above 0")
     # Triton launches on the current device, which need not be that of the tensors.
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
-        call = _Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
+        call = Call(query, key, value, plan(operator), scaling, softcap, mask, tile, precision)
         given = call.thresholds() if call.plan.stats == "given" else call.empty
         return call.forward(given)
 
@@ -144,7 +144,7 @@ def _tile(plan: Plan, parts: int, dim: int) -> Tile:
     return tile._replace(n=min(tile.n, 32)) if plan.flags.get("RECON") == "lerp" and dim > 64 else tile
 
 
-class _Call:
+class Call:
     """One call of `attend`: its operands as the kernels take them, and the launches."""
 
     def __init__(
@@ -224,7 +224,7 @@ class _Call:
         )  # fmt: skip
         self.value = halved
 
-    def _common(self) -> dict:
+    def common(self) -> dict:
         """Compile-time constants of every kernel that computes scores."""
         from triton import language as tl
 
@@ -262,7 +262,7 @@ class _Call:
             STATS=self.plan.stats, MAP=self.plan.map, ANCHOR=self.plan.anchor, NORMALISED=self.plan.normalised,
             M=self.tile.m, N=self.tile.n, P_PARTS=self.p_parts, P_DTYPE=self._value_dtype(), DV=self.value_dim,
             BLOCK_DV=columns,
-            **self.plan.constants, **self._common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
+            **self.plan.constants, **self.common(), num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
         return out
 
@@ -284,7 +284,7 @@ class _Call:
                 self.query, self.key, self.mask, scratch, self.k_part, *self.query.stride()[:3],
                 *self.key.stride()[:3], *self.mask_strides, self.heads, self.heads // self.kv_heads, first, n_rows,
                 self.n_queries, self.n_keys, width, self.scaling, self.softcap or 0.0,
-                M=m, N=n, **self._common(), num_warps=self.tile.warps, num_stages=1,
+                M=m, N=n, **self.common(), num_warps=self.tile.warps, num_stages=1,
             )  # fmt: skip
             for place, stop, block in _classes(first, n_rows, width, masked):
                 launch(

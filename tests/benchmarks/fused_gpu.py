@@ -1,4 +1,5 @@
 """The Triton backend on a GPU: agreement with the reference, time against sdpa, memory by context; a choice of tiles.
+The part `simulator` does the first two for the fused simulator of `online(…)`, against the PyTorch one.
 
     python tests/benchmarks/fused_gpu.py --out fused_gpu.json [--sweep]
     python tests/benchmarks/fused_gpu.py --device cpu            (all of it, tiny, in Triton's interpreter)
@@ -31,11 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from softmaxlab.backends import reference
+from softmaxlab.backends import reference, triton_online
 from softmaxlab.backends import triton as backend
+from softmaxlab.conditions import BF16_PATH, FP8_PATH, HOPPER_PATH
 from softmaxlab.evaluate import environment
 from softmaxlab.files import write_text
+from softmaxlab.online import Simulator
 from softmaxlab.operators import parse
+from softmaxlab.semantics import Semantics
 
 _HELD = """
 softmax() temperature(alpha=0.5) temperature(alpha=3) h15() h15(clamp=zero) sq(k=0) sq(k=3) sq(k=13) s() pot(m=0.5)
@@ -62,6 +66,21 @@ TILES = {
 #: Context, dtype, head dimension and heads of the cases whose tiles are tried.
 SWEPT = [(2048, "float32", 64, (36, 12)), (2048, "float32", 128, (32, 8)), (16384, "bfloat16", 64, (9, 3)),
          (8192, "bfloat16", 128, (32, 8))]  # fmt: skip
+#: Operators by semantics of the part `simulator`.
+SIMULATED = {
+    BF16_PATH: ["softmax()", "h15()", "sq(k=3)", "sq(k=13)", "s()"],
+    FP8_PATH: ["softmax()", "h15()", "sq(k=3)", "s()"],
+    HOPPER_PATH: ["softmax()", "h15()", "fa4_poly(degree=1)", "packed(k=3)"],
+    "online(tile=128,tau=0.75)": ["softmax()", "temperature(alpha=2)", "h15()", "pot(m=1)", "pot(m=3)", "s()"],
+    "online(tile=128,tau=8,decision=warp)": ["softmax()", "h15()"],
+    "online(tile=128,tau=8,p=fp16)": ["s()"],
+    "online(tile=64,tau=8,p=bf16)": ["h15()"],
+    "online(tile=128,tau=0,qkv=e4m3)": ["h15()"],
+    "online(tile=128,tau=0,p=e4m3,max_offset=8,qkv=e4m3_tensor)": ["softmax()", "h15()"],
+}
+SIMULATOR_TILES = [(128, 32, 8, 1), (64, 32, 4, 1), (64, 64, 4, 1), (128, 64, 8, 1), (64, 32, 4, 2), (64, 64, 4, 2),
+                   (64, 128, 4, 2), (128, 64, 8, 2), (128, 128, 8, 1)]  # fmt: skip
+SIMULATOR_SWEPT = [(BF16_PATH, "h15()"), (BF16_PATH, "softmax()")]
 
 
 class Case:
@@ -283,10 +302,63 @@ def sweep(args) -> list[dict]:
     return rows
 
 
+def simulator_cases(args) -> list[tuple[Case, dict[str, list[str]]]]:
+    if args.device == "cpu":
+        small_tiles = {s.replace("tile=128", "tile=32").replace("tile=64", "tile=32"): t for s, t in SIMULATED.items()}
+        return [(Case(args, 40, "float32", heads=(2, 1)), {s: t[:1] for s, t in small_tiles.items()})]
+    few = {s: ["softmax()", "h15()"] for s in (BF16_PATH, FP8_PATH, "online(tile=128,tau=8)")}
+    cases = [(Case(args, 2048, dtype), SIMULATED) for dtype in ("float32", "bfloat16")]
+    cases += [(Case(args, 2048, "float32", batch=4), few), (Case(args, 2048, "float16"), few)]
+    for dtype in ("float32", "bfloat16"):
+        cases += [
+            (Case(args, 2048, dtype, dim=128, heads=(32, 8)), few),
+            (Case(args, 2011, dtype, dim=96, mask="padded", heads=(4, 4), batch=2), few),
+            (Case(args, 2048, dtype, dim=256, heads=(4, 1), softcap=30.0, mask="window"), few),
+        ]
+    return cases
+
+
+def simulating(semantics: str) -> Callable:
+    """The fused simulator as a function with the signature of `reference.attend`."""
+    return lambda q, k, v, operator, **o: triton_online.attend(q, k, v, operator, Semantics.parse(semantics), **o)
+
+
+def simulator(args) -> list[dict]:
+    """Fused against PyTorch: largest errors, the share of weights off by a step, and milliseconds; tiles by --sweep."""
+    rows = []
+    for case, table in simulator_cases(args):
+        _, k, v = case.operands
+        chosen = torch.linspace(0, k.shape[2] - 1, v.shape[3], device=v.device).long()
+        one_hot = torch.zeros_like(v)
+        one_hot[..., chosen, torch.arange(v.shape[3], device=v.device)] = 1
+        for semantics, texts in table.items():
+            plain, fused = Simulator(Semantics.parse(semantics)), simulating(semantics)
+            for text in texts:
+                row = {"operator": text, "semantics": semantics, **case.describe}
+                try:
+                    expected, got = (case.run(text, f).float() for f in (plain, fused))
+                    row |= {"max_error": (got - expected).abs().max().item(), "scale": expected.abs().mean().item()}
+                    for name, c in (("cells", case), ("cells_exact", case.exact())):
+                        a, b = (c.run(text, f, one_hot).float() for f in (plain, fused))
+                        step = 1e-3 if v.dtype == torch.float32 else 2e-2
+                        row[name] = ((a - b).abs() > step * a.abs() + 1e-7).float().mean().item()
+                except Exception as problem:  # one kernel that fails must not hide the others
+                    row["failed"] = f"{type(problem).__name__}: {problem}"[:400]
+                calls = {"torch": partial(case.run, text, plain), "fused": partial(case.run, text, fused)}
+                if args.sweep and args.device != "cpu" and (semantics, text) in SIMULATOR_SWEPT:
+                    tiles = [backend.Tile(*t) for t in SIMULATOR_TILES]
+                    calls |= {str(tuple(t)): partial(case.run, text, fused, tile=t) for t in tiles}
+                row["ms"] = {name: median(values) for name, values in interleaved(calls, args).items()}
+                rows.append(row)
+                print({k: f"{v:.2e}" if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return rows
+
+
 def warm(args) -> None:
     """Compile in several processes what this one is going to run."""
     start = time.perf_counter()
-    again = [sys.executable, __file__, "--device", args.device, *(["--sweep"] if args.sweep else [])]
+    again = [sys.executable, __file__, "--device", args.device, "--only", args.only]
+    again += ["--sweep"] if args.sweep else []
     workers = [subprocess.Popen([*again, "--part", f"{i}/{args.workers}"]) for i in range(args.workers)]
     for worker in workers:
         worker.wait()
@@ -295,10 +367,19 @@ def warm(args) -> None:
 
 def compile_part(args) -> None:
     part, parts = map(int, args.part.split("/"))
-    calls = [(c, t) for c, texts in agreement_cases(args) + timed_cases(args) for t in texts]
-    calls += [(c.exact(), t) for c, texts in agreement_cases(args) for t in texts if c.describe["dim"] in (96, 128)]
-    jobs = [(c, t, {}) for c, t in calls]
-    if args.sweep:
+    only, jobs = args.only.split(","), []
+    if "agreement" in only or "timing" in only:
+        calls = [(c, t) for c, texts in agreement_cases(args) + timed_cases(args) for t in texts]
+        calls += [(c.exact(), t) for c, texts in agreement_cases(args) for t in texts if c.describe["dim"] in (96, 128)]
+        jobs = [(c, t, {}) for c, t in calls]
+    if "simulator" in only:
+        for case, table in simulator_cases(args):
+            for kind in (case, case.exact()):
+                jobs += [(kind, t, {"attend": simulating(s)}) for s, texts in table.items() for t in texts]
+            if args.sweep:
+                for (s, text), t in itertools.product(SIMULATOR_SWEPT, SIMULATOR_TILES):
+                    jobs.append((case, text, {"attend": simulating(s), "tile": backend.Tile(*t)}))
+    if args.sweep and only != ["simulator"]:
         jobs += [(c, t, o) for c, texts, options in sweep_cases(args) for t in texts for o in options]
     for case, text, options in jobs[part::parts]:
         try:
@@ -311,10 +392,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--sweep", action="store_true", help="try tiles")
+    parser.add_argument("--sweep", action="store_true", help="try tiles, of the parts' kernels")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile; 0: none")
-    parser.add_argument("--only", default="agreement,timing,host,memory", help="parts to run")
+    parser.add_argument("--only", default="agreement,timing,host,memory,simulator", help="parts to run")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -325,7 +406,7 @@ def main() -> None:
     if args.workers:
         warm(args)
     report = {"kind": "measured", **environment(args.device)}
-    parts = {"agreement": agreement, "timing": timing, "host": host, "memory": memory}
+    parts = {"agreement": agreement, "timing": timing, "host": host, "memory": memory, "simulator": simulator}
     with torch.inference_mode():
         for name in args.only.split(",") if args.only else []:
             start = time.perf_counter()
@@ -333,7 +414,7 @@ def main() -> None:
             print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
             if args.out:
                 write_text(args.out, json.dumps(report, indent=1) + "\n")
-        if args.sweep:
+        if args.sweep and args.only != "simulator":
             report["sweep"] = sweep(args)
     if args.out:
         write_text(args.out, json.dumps(report, indent=1) + "\n")
