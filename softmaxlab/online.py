@@ -166,7 +166,10 @@ class Simulator:
         check(operator, self.semantics)
         if not self.counting and _has_kernel(query, key, value, operator, self.semantics, mask):
             options = {"scaling": scaling, "softcap": softcap, "mask": mask}
-            return triton_online.attend(query, key, value, operator, self.semantics, **options)
+            found = fused.launched(lambda: triton_online.attend(query, key, value, operator, self.semantics, **options))
+            if isinstance(found, Tensor):
+                return found
+            _tell(found)
         batch, heads, n_queries, _ = query.shape
         kv_heads, n_keys = key.shape[1:3]
         dtype, width = query.dtype, min(self.semantics.tile, n_keys)
@@ -257,5 +260,9 @@ def _has_kernel(
     why = triton_online.supports(query, key, value, operator, semantics, mask=mask)
     if why is None:
         return True
-    fused.notice(f"the simulator runs in PyTorch operations and not as a fused kernel: {why}")
+    _tell(why)
     return False
+
+
+def _tell(why: str) -> None:
+    fused.notice(f"the simulator runs in PyTorch operations and not as a fused kernel: {why}")

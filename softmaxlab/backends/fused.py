@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 
 from torch import Tensor
@@ -31,11 +32,27 @@ def attend(query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mas
     if isinstance(module, ModuleType):
         why = module.supports(query, key, value, operator, mask=mask)
         if why is None:
-            return module.attend(query, key, value, operator, mask=mask, **arguments)
+            found = launched(lambda: module.attend(query, key, value, operator, mask=mask, **arguments))
+            if isinstance(found, Tensor):
+                return found
+            why = found
     else:
         why = module
     notice(f"the reference backend computes instead of the fused one: {why}")
     return reference.attend(query, key, value, operator, mask=mask, **arguments)
+
+
+def launched(call: Callable[[], Tensor]) -> Tensor | str:
+    """The result of a call of a kernel, or one clause where a device has less than the kernel takes of it.
+
+    Launch shapes are chosen for large GPUs. What a small one refuses, it refuses before anything has run.
+    """
+    try:
+        return call()
+    except Exception as error:
+        if type(error).__name__ != "OutOfResources":  # Triton's, which need not be installed
+            raise
+        return f"this GPU has less than its kernel takes ({error})"
 
 
 def notice(text: str) -> None:
