@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from softmaxlab import costs_memory, costs_ratios, costs_suite, costs_together, drawing, figures_costs
+from softmaxlab import costs_agreement, costs_memory, costs_ratios, costs_suite, costs_together, drawing, figures_costs
 from softmaxlab.bench import operator_rows
 from softmaxlab.costs_ratios import MODES, Row
 
@@ -31,6 +31,7 @@ def write_page(root: Path) -> Path | None:
         targets=costs_ratios.targets(rows),
         why=costs_ratios.why(rows),
         devices=_devices(rows, folder),
+        agreement=costs_agreement.agreement(root),
         ways=costs_ratios.ways(rows) if rows else "No benchmark of operators was recorded.",
         growth=costs_memory.verdict(rows) or "Memory was not measured.",
         memory=costs_memory.tables(rows),
@@ -47,7 +48,7 @@ def write_page(root: Path) -> Path | None:
 
 def absent(root: Path, rows: Sequence[Row]) -> list[str]:
     """What was not measured, a sentence each."""
-    said = costs_ratios.absent(rows)
+    said = costs_ratios.absent(rows) + costs_agreement.absent(root)
     if costs_suite.read(root, "two_gpus") is None:
         said.append("Two GPUs against one ({ref}`many-gpus`).")
     said.append("Any GPU but those named here, more than one model, and batches of more than one sequence.")

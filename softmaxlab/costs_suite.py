@@ -164,10 +164,12 @@ def suite(root: Path) -> str:
         said.append(f"Of the times with the {b} backend {', '.join(words)}.")
     if total["fused"] > 60 * SUITE_TARGET:
         largest = max(found, key=lambda p: p.seconds["fused"])
+        walked = (read(root, "fused_gpu") or {}).get("simulator")
         said.append(
             f"With the fused backend the largest part, {100 * largest.seconds['fused'] / total['fused']:.0f} %, are "
-            f"the conditions {largest.name}. Simulated kernels and the floor's variants are programs of their own, "
-            "which no fused kernel makes faster, and what the fused backend cannot do it hands to the reference."
+            f"the conditions {largest.name}. The floor's variants are programs of their own, which no fused kernel "
+            f"makes faster; {'' if walked else 'simulated kernels are timed as their PyTorch program; '}and what the "
+            "fused backend cannot do it hands to the reference."
         )
     listed = conditions.canonical([c for section in _SECTIONS for c in conditions.named(section)])
     stored = set(Store(root / "results").provenance(model=models.EMBEDDED, corpus=CORPUS, context=CONTEXT)["condition"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from softmaxlab import conditions, costs_memory, costs_page, costs_ratios, costs_suite, costs_together
+from softmaxlab import conditions, costs_agreement, costs_memory, costs_page, costs_ratios, costs_suite, costs_together
 from softmaxlab.bench import operator_rows
 from softmaxlab.conditions import BASELINE
 from softmaxlab.losskey import LossKey
@@ -90,6 +90,25 @@ def test_verdicts_follow_the_numbers(tmp_path):
     why = costs_ratios.why(rows)
     assert "`softmax()` 1.51" in why and "FP16" in why and "`pot(m=1)`" not in why and "scratch" in why
     assert "No target that was measured is missed." in costs_ratios.why(record(tmp_path, row("softmax()", 1.0)))
+
+
+def test_agreement_on_a_gpu_and_what_no_gpu_has_run(tmp_path):
+    assert costs_agreement.agreement(tmp_path).startswith("No GPU's weights")
+    assert len(costs_agreement.absent(tmp_path)) == 2
+    path = tmp_path / "results" / "bench" / "fused_gpu.json"
+    path.parent.mkdir(parents=True)
+    found = {"dtype": "float32", "cells": 2e-5, "cells_exact": 0.0}
+    rows = [{"operator": "softmax()", **found}, {"operator": "h15()", **found, "cells": 3e-5}]
+    rows.append({"operator": "s()", "dtype": "float32", "failed": "no such thing"})
+    path.write_text(json.dumps({"device": "GPU A", "agreement": rows}))
+    text = costs_agreement.agreement(tmp_path)
+    assert "| operators on whole rows | float32 | 2 | 2 | 0.0000300 (`h15()`) | 0 |" in text and "GPU A" in text
+    assert "Failed: `s()`." in text
+    kernels, simulator = costs_agreement.absent(tmp_path)
+    assert "`rescue`" in kernels and "`softmax`" not in kernels and "simulator" in simulator
+    path.write_text(json.dumps({"device": "GPU A", "agreement": rows, "simulator": rows[:1]}))
+    assert "operators in a simulated kernel" in costs_agreement.agreement(tmp_path)
+    assert len(costs_agreement.absent(tmp_path)) == 1
 
 
 def test_two_decimals_do_not_hide_a_miss(tmp_path):
