@@ -28,7 +28,7 @@ class Check:
     Attributes:
         model, dtype, blocks: of both.
         found: `floor.between` the two, without the conditions that are equal bit for bit.
-        handed: how many those are: the fused backend hands them to the reference, so they check nothing.
+        handed: how many those are: the fused backend handed them to the reference, so they check nothing.
         own: the same comparison of the reference with its variants; empty where none is stored.
     """
 
@@ -60,8 +60,8 @@ class Check:
             )
         if self.handed:
             text += (
-                f" {self.handed} conditions are equal bit for bit: the fused backend hands them to the reference, so "
-                f"they check nothing and are left out."
+                f" {self.handed} conditions are equal bit for bit: the reference computed both, so they check nothing "
+                f"and are left out."
             )
         return text
 
