@@ -289,7 +289,7 @@ by_length(
 # (long-direction)=
 # ## Do the directions still differ?
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-direction", "caption": "D_T(J\u2080), loss of flattening minus loss of sharpening at that length's own J\u2080; right of zero, flattening costs more. Upper panels: published (C.2). Lower panels: measured here; a line is empty where nothing is stored. 95 % intervals where there are any: for two of its models the paper prints values alone. The scales of the panels differ. Counterpart of the paper's Figure S3B."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the contrast of flattening and sharpening in nats of the paper's models above and of our measured models below, with a line at zero."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-direction", "caption": "D_T(J\u2080), loss of flattening minus loss of sharpening at that length's own J\u2080; right of zero, flattening costs more. Upper panels: published (C.2). Lower panels: measured here; a line is empty where nothing is stored. 95 % intervals where there are any: for some of its models the paper prints values alone, or no value. The scales of the panels differ. Counterpart of the paper's Figure S3B."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the contrast of flattening and sharpening in nats of the paper's models above and of our measured models below, with a line at zero."}}
 figures_distortion.forest(panels("D_T(J0)", "D_T_J0"), xlabel="$D_T(J_0)$ (nats)")
 
 # %% tags=["hide-input"]
@@ -375,6 +375,6 @@ Markdown(
 #
 # - **No change with length.** Lengths are not compared, neither by a test nor by a trend. The predicted tokens are
 #   almost the same at each length, but what stands before them is not.
-# - **Few blocks.** At the longest length an interval rests on a dozen blocks; its ends are themselves uncertain.
-# - **Few windows for $J_0$.** At 16K tokens it rests on two blocks.
+# - **Few blocks.** 8K tokens leave 24 blocks and 16K a dozen; the ends of such intervals are themselves uncertain.
+# - **Few windows for $J_0$.** It rests on four blocks at 8K tokens and on two at 16K.
 # - **Prefill of a long text**, not generation, and no task that needs the far context.

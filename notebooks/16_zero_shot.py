@@ -21,8 +21,8 @@
 # The other chapters read a loss. This one asks whether a model still answers questions when its softmax is replaced:
 # six tasks of lm-evaluation-harness {cite:p}`eval-harness`, no demonstrations, nothing trained or adapted. It
 # follows appendix C.1 and C.3 of {cite:t}`zhu2026softmax`, whose comparison is descriptive: scores and their
-# differences. Every question here was answered under every condition, so the differences can be tested **in pairs**,
-# question by question, which the paper does not do.
+# differences. Every question of a task that is shown was answered under softmax and under the condition, so the
+# differences can be tested **in pairs**, question by question, which the paper does not do.
 
 # %% tags=["parameters"]
 model = "smollm2-135m"  # computed where documents are at hand; all others that are stored stand beside it
@@ -116,8 +116,8 @@ Markdown(
 )
 
 # %% [markdown]
-# A model whose name ends in `q4_k` is read from a quantised file ({ref}`across-models` names it); it is none of the
-# paper's models.
+# `smollm2-135m` and every model whose name ends in `q4_k` are read from files of 4-bit weights ({ref}`across-models`
+# names them); none is one of the paper's.
 
 # %% tags=["hide-input"]
 zero_shot_report.gates(made) if made else Markdown("—")

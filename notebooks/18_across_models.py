@@ -55,7 +55,7 @@ figures.style()
 #
 # What was measured comes from the store, by name, so a model appears here as soon as somebody has measured it
 # ({ref}`paper-models`). The weights of models that were read from GGUF files are quantised and were made float before
-# anything was computed: such a model is **not** the one its name reminds of, and its name says which file it was.
+# anything was computed: such a model is **not** the one its name reminds of, and the list says which file it was.
 
 # %%
 setting = {"corpus": corpus, "bos": bos, "blocks": blocks, "results": results}
@@ -101,8 +101,8 @@ Markdown(
 # %% [markdown]
 # Of a model with several settings the page shows one: the one with most of the core set, then one with vocabulary
 # output. Backend `fused` computes whole rows by definition, as `reference` does, with kernels of this project; whether
-# the two agree is checked {ref}`below <models-backends>`. The chapters on one model show `reference`, so their last
-# digits are others.
+# the two agree is checked {ref}`below <models-backends>`. The chapters on one model show `reference`, so their
+# values differ by what is found there.
 
 # %% [markdown]
 # Filled and blue is **measured** here, hollow and vermilion is **published**. Models differ in size, training data and

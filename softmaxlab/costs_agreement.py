@@ -32,8 +32,8 @@ def agreement(root: Path) -> str:
     lines = []
     for (check, dtype), part in frame.groupby(["check", "dtype"], sort=False):
         worst = part.loc[part["cells"].idxmax()]
-        exact = part["cells_exact"].max() if "cells_exact" in part else float("nan")
-        shares = (f"{report.number(part['cells'].max())} (`{worst['operator']}`)", report.number(exact))
+        exact = part.loc[part["cells_exact"].idxmax()]
+        shares = (_worst(worst, "cells"), _worst(exact, "cells_exact"))
         lines.append((CHECKS[check], dtype, part["operator"].nunique(), len(part), *shares))
     head = ("what", "dtype", "operators", "cases", "share of other weights, at most", "the same at exact scores")
     said = [table(head, lines), f"**Measured** on {record['device']}."]
@@ -53,6 +53,11 @@ def absent(root: Path) -> list[str]:
     if not record.get("simulator"):
         said.append("On a GPU, the fused simulator: it was run in Triton's interpreter, and its times are PyTorch's.")
     return said
+
+
+def _worst(row: pd.Series, column: str) -> str:
+    """The largest share and whose it is."""
+    return f"{report.number(row[column])} (`{row['operator']}`)" if row[column] else report.number(0.0)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -51,13 +51,15 @@ def absent(root: Path, rows: Sequence[Row]) -> list[str]:
     said = costs_ratios.absent(rows) + costs_agreement.absent(root)
     if costs_suite.read(root, "two_gpus") is None:
         said.append("Two GPUs against one ({ref}`many-gpus`).")
-    said.append("Any GPU but those named here, more than one model, and batches of more than one sequence.")
+    said.append("Any GPU but those named here.")
+    said.append("Of the operators beside sdpa, more than one model and more than one sequence at a time.")
     return said
 
 
 _FIGURE = """:::{{figure}} {name}.svg
 :name: fig-{name}
-:alt: Time over sdpa's against the context on a {machine}, a line for each operator, a panel for each mode and dtype.
+:alt: Time over sdpa's against the context on a {machine}, a line for each of five operators, a panel for each mode and
+      dtype.
 
 Time over sdpa's in the same round against the context, backend fused; the dotted line is sdpa. Points are medians over
 the rounds and bars their least and largest, **measured**. Points at one context are drawn side by side.

@@ -31,7 +31,7 @@ RULES = {
     "measured": "were measured themselves",
     "family": "have the median of their operator with other parameters",
     "bench": "have their operator's time over softmax's in the benchmark of operators",
-    "reference": "have the time on the reference backend",
+    "reference": "have the time of the plain reference",
     "together": "were measured in one run of them all",
 }
 

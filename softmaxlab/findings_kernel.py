@@ -206,7 +206,7 @@ FINDINGS = [
         _energy,
     ),
     Finding(
-        f"Two weights an instruction, `{_PACKED}`, make a forward faster",
+        f"Two weights in four instructions, `{_PACKED}`, make an attention forward faster",
         report.MISSING,
         "14",
         "",

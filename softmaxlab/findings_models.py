@@ -217,7 +217,7 @@ FINDINGS = [
         percent=True,
     ),
     _of_cell(
-        "Powers of two from the row maximum cost about a percent or less",
+        "Powers of two from the row maximum cost little, if not nothing",
         "05",
         "rowmax-pot",
         lambda cell: cell.delta(_POT),

@@ -120,6 +120,22 @@ class Run:
             found["whole rows, float32"] = shift(both, stock, Arm(BASELINE, REFERENCE))
         return found
 
+    def beside_whole_rows(self) -> list[tuple[str, str, Estimate, Estimate, Estimate | None]]:
+        """The kernel's cost beside that of the same exponential on whole rows, in the same dtype, nats.
+
+        Returns:
+            Condition, backend of the whole rows, their cost, the kernel's cost minus theirs and the simulator's minus
+            theirs (None where it is not stored), all paired by block, each against its own softmax.
+        """
+        found = []
+        for condition in self.conditions:
+            for whole in (Arm(condition, backend) for backend in WHOLE_ROWS):
+                if self._whole_run(whole):
+                    tiles = [Arm(condition, self.backend), Arm(condition, twin(self.backend))]
+                    apart = [contrast(self.losses, a, whole) if self._whole_run(a) else None for a in tiles]
+                    found.append((condition, whole.backend, delta(self.losses, whole), *apart))
+        return found
+
     def _rows(self, arm: Arm) -> pd.DataFrame:
         return self.losses[(self.losses["backend"] == arm.backend) & (self.losses["condition"] == arm.condition)]
 

@@ -111,6 +111,19 @@ def test_any_backend_of_whole_rows_serves_the_wiring_check(results):
     assert found["whole rows, fused backend, same dtype"].mean == pytest.approx(-2e-3, abs=3e-4)
 
 
+def test_tiles_are_set_beside_whole_rows_where_those_are_complete(results):
+    (run,) = fidelity.stored(results)
+    assert run.beside_whole_rows() == [], "softmax alone is no cost"
+    put(results, "fused", {"softmax()": 0.0, "h15()": 3e-3}, shift=0.5, seed=7)
+    put(results, "fused", {"sq(k=3)": 3e-3}, blocks=N - 1, shift=0.5, seed=8)
+    (run,) = fidelity.stored(results)
+    ((condition, backend, whole, kernel, simulator),) = run.beside_whole_rows()
+    assert (condition, backend) == ("h15()", "fused")
+    assert whole.mean == pytest.approx(3e-3, abs=2e-4)
+    assert kernel.mean == pytest.approx(run.measured("h15()").mean - whole.mean, abs=1e-12)
+    assert simulator.mean == pytest.approx(run.simulated("h15()").mean - whole.mean, abs=1e-12)
+
+
 def test_each_model_has_its_run_and_its_own_blocks(results):
     put(results, KERNEL, COST | {"h15()": 1e-4}, model="large", blocks=N - 2, seed=9)
     assert [(r.model, r.measured("h15()").n_blocks) for r in fidelity.stored(results)] == [
