@@ -58,8 +58,7 @@ def absent(root: Path, rows: Sequence[Row]) -> list[str]:
 
 _FIGURE = """:::{{figure}} {name}.svg
 :name: fig-{name}
-:alt: Time over sdpa's against the context on a {machine}, a line for each of five operators, a panel for each mode and
-      dtype.
+:alt: Time over sdpa's against the context on a {machine}, a line for each of five operators, panels by mode and dtype.
 
 Time over sdpa's in the same round against the context, backend fused; the dotted line is sdpa. Points are medians over
 the rounds and bars their least and largest, **measured**. Points at one context are drawn side by side.
