@@ -38,6 +38,7 @@ def alone(code: str) -> subprocess.CompletedProcess:
         "capped()",
         "rounded()",
         "large_values()",
+        "sinks()",
         "chunks()",
         "sets_of_a_mass()",
     ],

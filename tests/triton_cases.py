@@ -161,6 +161,18 @@ def large_values() -> None:
         assert (backend.attend(q, k, 0 * v, parse(text), scaling=0.25, tile=SMALL) == 0).all()
 
 
+def sinks() -> None:
+    """BF16: the maximum holds nearly all the weight and has no value, so that the smallest weights decide."""
+    n = 40
+    q, k = torch.zeros(1, 1, n, 16, dtype=torch.bfloat16), torch.zeros(1, 1, n, 16, dtype=torch.bfloat16)
+    q[..., 0], k[:, :, 1:, 0] = 1.0, -1.0
+    v = torch.ones(1, 1, n, 16, dtype=torch.bfloat16)
+    v[:, :, 0] = 0.0
+    for text in ("softmax()", "s()", "fa4_poly(degree=3)", "h15()", "rescue(of=temperature(alpha=0.5))"):
+        for below in (8.0, 14.25, 17.375, 19.0):
+            compare(text, q, k, v, scaling=below)
+
+
 def chunks() -> None:
     """Top-k and rescue with a scratch buffer of several chunks."""
     backend.SCRATCH = 1

@@ -6,7 +6,7 @@ cells). FP32 and FP16 products use the BF16 tensor cores on numbers split into p
 FP32, which leaves FP32's accuracy (`triton_tiles`); with BF16 inputs the products q·k are exact as they are. P is
 FP32 for FP32 models, in three parts. For 16-bit ones it is exact where the operator's weights are BF16 numbers, as
 those of every lattice of at most 7 fractional bits; else FP16 for BF16 models (2^−12 of a weight, an eighth of the
-output's rounding), and two BF16 parts for FP16 models.
+output's rounding, down to weights of 2^−29), and two BF16 parts for FP16 models and for `rescue`.
 
 Infinite queries or keys give NaN here in some rows where the reference gives 0 weight.
 """
@@ -28,6 +28,8 @@ from softmaxlab.operators import Operator
 
 PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
 MAX_DIM = 256
+#: Of batch · heads: what CUDA allows of a grid beyond its first axis.
+MAX_HEADS = 65_535
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
 #: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
@@ -84,6 +86,8 @@ def supports(
         return f"its masks are bool (batch or 1, 1, queries, keys), and this one is {mask.dtype} {tuple(mask.shape)}"
     if mask is None and query.shape[2] != key.shape[2]:
         return f"a causal mask needs as many queries as keys, not {query.shape[2]} and {key.shape[2]}"
+    if query.shape[0] * query.shape[1] > MAX_HEADS:
+        return f"it takes at most {MAX_HEADS:,} heads of all sequences, not {query.shape[0] * query.shape[1]:,}"
     found = plan(operator)
     if isinstance(found, str):
         return found
@@ -180,9 +184,10 @@ class Call:
             self.dtype = "float32"
         else:
             self.dtype = "bfloat16"
-        self.p_parts = 1 if plan.exact_p or plain else self.parts
-        # One FP16 number keeps 11 bits of a weight, at half the products of two BF16 parts.
-        self.half = query.dtype == torch.bfloat16 and not plan.exact_p
+        # One FP16 number keeps 11 bits of a weight, at half the products of two BF16 parts. Rescued weights can be as
+        # large as the number of keys, and are two parts.
+        self.half = query.dtype == torch.bfloat16 and not plan.exact_p and plan.rescued is None
+        self.p_parts = 1 if plan.exact_p or plain or self.half else max(2, self.parts)
         if mask is None:
             self.mask, self.mask_strides, self.extents = self.empty, (0, 0), self.empty
         else:

@@ -15,7 +15,10 @@ import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, capped, row_offset, weights
 from softmaxlab.backends.triton_rescue import rescued
-from softmaxlab.backends.triton_tiles import INFINITY, parts_of, product, queries, scores, unit, visible
+from softmaxlab.backends.triton_tiles import INFINITY, far, parts_of, product, queries, scores, unit, visible
+
+#: A weight of 1 as FP16 holds it, below its largest number and far above its smallest.
+FP16_UNITS = tl.constexpr(32768.0)
 
 
 @triton.jit
@@ -103,9 +106,12 @@ def second_walk(
             if MODE != 0:
                 w = tl.where(valid, w, 0.0)
         total += tl.sum(w, 1)
+        if P_DTYPE == tl.float16:  # noqa: SIM300  (a constant of the kernel's)
+            w *= FP16_UNITS
         p0, p1, p2 = parts_of(w, P_PARTS, P_DTYPE, True)
         acc = product(
-            p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc,
+            p0, p1, p2, far(v, start, v_stride), v_part, tl.arange(0, N), v_stride, n_keys - start, v_columns,
+            acc,
             P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
         )  # fmt: skip
     return acc, total, top
@@ -159,7 +165,7 @@ def forward(
     factor = m
     if STATS == "given":
         at = given + z * n_queries + rows
-        plane = tl.num_programs(0) * n_queries
+        plane = tl.num_programs(0).to(tl.int64) * n_queries
         m = tl.load(at, mask=rows < n_queries, other=0.0)
         row = tl.load(at + plane, mask=rows < n_queries, other=0.0)
         if RESCUE:
@@ -233,6 +239,6 @@ def forward(
     else:
         acc += (m - m)[:, None]
     if P_DTYPE == tl.float16:  # noqa: SIM300  (a constant of the kernel's)
-        acc *= unit(tl.load(largest).to(tl.float32))
+        acc *= unit(tl.load(largest).to(tl.float32)) * (1 / FP16_UNITS)
     at = out + rows[:, None].to(tl.int64) * o_row + v_columns[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(rows[:, None] < n_queries) & (v_columns[None, :] < DV))

@@ -34,8 +34,8 @@ TILES = (16, 32, 64, 128)
 #: Beyond, a weight may need an exponent that the bits of a code do not hold: a step is at most 64 octaves.
 MAX_TAU = 64.0
 #: Launches by parts of an operand and the padded head dimension. A whole tile's scores wait in registers for the
-#: anchor; products take `n` keys at a time, so that what is split and loaded for them fits in beside. On sm_90 it does,
-#: without a spill, but for FP32 beyond dimension 64 and for dimension 256.
+#: anchor; products take `n` keys at a time, so that what is split and loaded for them fits in beside. On sm_90 it
+#: mostly does; FP32 beyond dimension 64, dimension 256 and some masked cases spill a few registers.
 SHAPES = {
     (1, 64): forward.Tile(64, 64, 4, 2),
     (1, 128): forward.Tile(128, 64, 8, 2),

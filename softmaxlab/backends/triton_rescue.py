@@ -165,10 +165,10 @@ def select_mass(
     e_in = mass + wanted.to(tl.float32) * edge
     e_out = tl.sum(tl.where(inside, 0.0, e))
     factor = tl.minimum(tl.div_rn(e_out * w_in, tl.maximum(e_in * w_out, LEAST)), LARGEST)
-    factor = tl.where(w_out > 0, factor, 0.0)
+    factor = tl.where(w_out >= LEAST, factor, 0.0)  # a GPU has no smaller ones
 
     at_row = out + z * n_queries + query
-    plane = tl.num_programs(1) * n_queries
+    plane = tl.num_programs(1).to(tl.int64) * n_queries
     tl.store(at_row, tl.where(total == total, top, float("nan")))
     tl.store(at_row + plane, cut)
     tl.store(at_row + 2 * plane, above)
@@ -195,6 +195,7 @@ def launcher(plan: Plan, n_keys: int, device: torch.device) -> Callable[..., Non
         select_mass[grid](
             scratch, out, *place, *numbers, **constants, MASKED=MASKED, BLOCK=BLOCK, num_warps=warps,
             maxnreg=min(REGISTERS, 2048 // warps),  # a program has 65,536
+            enable_fp_fusion=False,
         )  # fmt: skip
 
     return launch

@@ -130,7 +130,7 @@ def select(
     at_row = out + z * n_queries + query
     top = tl.where(top == MINUS_INFINITY, 0.0, top)
     tl.store(at_row, tl.where(bad, float("nan"), top))
-    tl.store(at_row + tl.num_programs(1) * n_queries, cut)
+    tl.store(at_row + tl.num_programs(1).to(tl.int64) * n_queries, cut)
 
 
 def launcher(plan: Plan, n_keys: int, device: torch.device) -> Callable[..., None]:

@@ -4,7 +4,9 @@ Products of FP32 numbers run on the BF16 tensor cores, each number split into th
 six of the nine products added, smallest first: what is left out is 2^−25 of a product. FP16 needs two parts. Operands
 in BF16 are one part, and exact. Weights are split likewise, into as many parts as their map needs: a lattice of at
 most 7 fractional bits is exact in one. For BF16 inputs all other weights are one FP16 number each, and so are the
-values: scaled by a power of two to a largest one below 2, they keep all their bits down to 2^−24 of that.
+values: scaled by a power of two to a largest one below 2, they keep all their bits down to 2^−24 of that. Weights go
+in units of 2^−15, so that they keep 11 bits down to 2^−29 of the largest: where a sink holds the maximum and has next
+to no value, the small ones decide.
 """
 
 import triton
@@ -54,6 +56,12 @@ def tile(base, rows, stride, n_rows, columns, COLUMNS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
+def far(base, row, stride):
+    """Where a row begins: the distance from the first in 64 bits, those within a tile fit in 32."""
+    return base + (tl.zeros([], tl.int64) + row) * stride
+
+
+@triton.jit
 def matmul(a, b, acc, PRECISION: tl.constexpr, TRANSPOSE: tl.constexpr):
     if TRANSPOSE:
         b = tl.trans(b)
@@ -71,7 +79,8 @@ def product(
     if B > 1:
         b1 = tile(base + part, rows, stride, n_rows, columns, COLUMNS, BLOCK, BOUND)
     if B > 2:
-        b2 = tile(base + 2 * part, rows, stride, n_rows, columns, COLUMNS, BLOCK, BOUND)
+        # Two steps: twice the distance need not fit in 32 bits.
+        b2 = tile(base + part + part, rows, stride, n_rows, columns, COLUMNS, BLOCK, BOUND)
         acc = matmul(a0, b2, acc, PRECISION, TRANSPOSE)
     if A > 1 and B > 1:
         acc = matmul(a1, b1, acc, PRECISION, TRANSPOSE)
@@ -90,7 +99,7 @@ def queries(
     PARTS: tl.constexpr, DTYPE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """The parts of a block of queries; FOLD multiplies them by `scale`, a power of two."""
-    x = tile(base, rows, stride, n_rows, columns, D, BLOCK_D, True).to(tl.float32)
+    x = tile(base, rows.to(tl.int64), stride, n_rows, columns, D, BLOCK_D, True).to(tl.float32)
     if FOLD:
         x *= scale
     return parts_of(x, PARTS, DTYPE, False)
@@ -112,9 +121,9 @@ def scores(
     BOUND: tl.constexpr, FOLD: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """FP32 scores of a block of queries and the keys from `start` on."""
-    keys = start + tl.arange(0, N)
     s = product(
-        q0, q1, q2, k, k_part, keys, k_stride, n_keys, columns, tl.zeros([M, N], tl.float32),
+        q0, q1, q2, far(k, start, k_stride), k_part, tl.arange(0, N), k_stride, n_keys - start, columns,
+        tl.zeros([M, N], tl.float32),
         PARTS, PARTS, D, BLOCK_D, BOUND, PRECISION, True,
     )  # fmt: skip
     if not FOLD:
@@ -134,23 +143,24 @@ def split(
     z = tl.program_id(1).to(tl.int64)
     batch, head = z // n_heads, z % n_heads
     rows = tl.program_id(0) * N + tl.arange(0, N)
+    wide = rows.to(tl.int64)
     inside = rows[:, None] < n_keys
     columns = tl.arange(0, BLOCK_D)
-    x = tile(k + batch * k_batch + head * k_head, rows, k_row, n_keys, columns, D, BLOCK_D, True).to(tl.float32)
+    x = tile(k + batch * k_batch + head * k_head, wide, k_row, n_keys, columns, D, BLOCK_D, True).to(tl.float32)
     a, b, c = parts_of(x, PARTS, tl.bfloat16, False)
     at = k_out + (z * n_keys + rows[:, None]) * BLOCK_D + columns[None, :]
     tl.store(at, a, mask=inside)
     tl.store(at + k_part, b, mask=inside)
     if PARTS > 2:
-        tl.store(at + 2 * k_part, c, mask=inside)
+        tl.store(at + k_part + k_part, c, mask=inside)
     columns = tl.arange(0, BLOCK_DV)
-    x = tile(v + batch * v_batch + head * v_head, rows, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
+    x = tile(v + batch * v_batch + head * v_head, wide, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
     a, b, c = parts_of(x, PARTS, tl.bfloat16, False)
     at = v_out + (z * n_keys + rows[:, None]) * BLOCK_DV + columns[None, :]
     tl.store(at, a, mask=inside)
     tl.store(at + v_part, b, mask=inside)
     if PARTS > 2:
-        tl.store(at + 2 * v_part, c, mask=inside)
+        tl.store(at + v_part + v_part, c, mask=inside)
 
 
 @triton.jit
@@ -172,8 +182,9 @@ def halve(
     z = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * N + tl.arange(0, N)
     columns = tl.arange(0, BLOCK_DV)
+    wide = rows.to(tl.int64)
     base = v + z // n_heads * v_batch + z % n_heads * v_head
-    x = tile(base, rows, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
+    x = tile(base, wide, v_row, n_keys, columns, DV, BLOCK_DV, True).to(tl.float32)
     x /= unit(tl.load(largest).to(tl.float32))
     tl.store(out + (z * n_keys + rows[:, None]) * BLOCK_DV + columns[None, :], x.to(tl.float16), rows[:, None] < n_keys)
 
