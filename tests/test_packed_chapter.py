@@ -68,19 +68,22 @@ def frame(backend: str, dtype: str, values: dict[str, float]) -> list[dict]:
     ]
 
 
+class Stored:
+    """A store that holds these rows, whatever is asked of it."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def frame(self, **_):
+        return pd.DataFrame(self.rows)
+
+
 def test_losses_come_from_the_best_source_that_is_complete(monkeypatch):
     values = {"softmax()": 0.0, "h15()": 0.002, "packed(k=4)": 0.0011}
     rows = frame("fa4(arch=sm_90)", "bfloat16", values) + frame("reference", "float32", dict.fromkeys(values, 0.0))
     rows += frame("fa4(arch=simulated)", "bfloat16", dict.fromkeys(values, 9.0))
 
-    class Stored:
-        def __init__(self, _):
-            pass
-
-        def frame(self, **_):
-            return pd.DataFrame(rows)
-
-    monkeypatch.setattr(packed_endpoints, "Store", Stored)
+    monkeypatch.setattr(packed_endpoints, "Store", lambda _: Stored(rows))
     (found,) = packed_endpoints.losses("somewhere")
     assert (found.backend, found.kind) == ("fa4(arch=sm_90)", "measured")
     assert found.delta("packed(4,3)").mean == pytest.approx(0.0011)
@@ -94,14 +97,7 @@ def test_models_stand_apart_and_a_killed_run_is_left_out(monkeypatch):
     rows += [row | {"model": "n"} for row in frame("fa4(arch=sm_90)", "bfloat16", values | {"h15()": 0.0001})]
     rows = [r for r in rows if not (r["model"] == "m" and r["condition"] == "sq(k=13)" and r["block"] > 4)]
 
-    class Stored:
-        def __init__(self, _):
-            pass
-
-        def frame(self, **_):
-            return pd.DataFrame(rows)
-
-    monkeypatch.setattr(packed_endpoints, "Store", Stored)
+    monkeypatch.setattr(packed_endpoints, "Store", lambda _: Stored(rows))
     found = {one.model: one for one in packed_endpoints.losses("somewhere")}
     verdicts = {m: packed_endpoints.verdict_of(one.beyond_half()) for m, one in found.items()}
     assert verdicts == {"m": "met", "n": "missed"}

@@ -138,7 +138,6 @@ def _launch(
     from softmaxlab.backends.triton_walk import simulate
 
     out = call.query.new_empty(call.batch, call.n_queries, call.heads, call.value_dim, dtype=dtype)
-    flags = {"SHIFT": 0, "BASE": 0, "SCALED": False, "DROP": False, "DEGREE": 0} | call.plan.flags
     levels, kind, sum_up = 0, tl.float32, 1.0
     if isinstance(operator, Packed):
         levels, kind = operator.sum_levels, getattr(tl, str(FORMATS[operator.p][2]).removeprefix("torch."))
@@ -153,7 +152,7 @@ def _launch(
         MAP=call.plan.map, P=semantics.p, P_PARTS=p_parts, M=call.tile.m, N=call.tile.n,
         SUBS=semantics.tile // call.tile.n, DV=call.value_dim, BLOCK_DV=columns,
         VOTE=semantics.decision == "warp" and semantics.tau > 0, LEVELS=levels, KIND=kind,
-        OFFSET=semantics.max_offset != 0, **flags, **call.common(),
+        OFFSET=semantics.max_offset != 0, **call.plan.anchored_constants, **call.common(),
         num_warps=call.tile.warps, num_stages=call.tile.stages,
     )  # fmt: skip
     return out

@@ -82,6 +82,11 @@ class Plan:
         """All compile-time constants of the maps."""
         return _NEUTRAL | self.flags
 
+    @property
+    def anchored_constants(self) -> dict[str, Any]:
+        """Those of the maps that measure from the row maximum alone."""
+        return {name: self.constants[name] for name in ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")}
+
 
 def _two_terms(c: float) -> tuple[float, float]:
     """c rounded to FP32, and the rest rounded to FP32."""

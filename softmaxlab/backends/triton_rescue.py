@@ -187,8 +187,7 @@ def launcher(plan: Plan, n_keys: int, device: torch.device) -> Callable[..., Non
     """A function that launches `select_mass` for rows of at most BLOCK keys."""
     q = plan.rescued
     numbers = (q, 1 - q, NormalDist().inv_cdf(q), *plan.numbers)
-    used = ("SHIFT", "BASE", "SCALED", "DROP", "DEGREE")
-    constants = {"MAP": plan.map} | {name: plan.constants[name] for name in used}
+    constants = {"MAP": plan.map} | plan.anchored_constants
 
     def launch(grid: tuple[int, int], scratch: Tensor, out: Tensor, *place: int, MASKED: bool, BLOCK: int) -> None:
         warps = max(1, BLOCK // KEYS)
