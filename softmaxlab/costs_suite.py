@@ -107,10 +107,16 @@ def read(root: Path, name: str) -> dict | None:
 
 def parts(root: Path, rates: Rates) -> tuple[list[Part], int]:
     """The parts of the suite with their times, and the blocks of each condition; empty and 0 where none is stored."""
+    kinds, blocks = suite_of(root)
+    together = partial(_together, read(root, "same_support_cost"), rates)
+    return [_part(name, found, rates, blocks, together) for name, found in kinds.items()], blocks
+
+
+def suite_of(root: Path) -> tuple[dict[str, list[tuple[str, str]]], int]:
+    """Part of the suite → its (backend, condition) as stored, and the blocks of each; empty and 0 where none is."""
     stored = Store(root / "results").provenance(model=models.EMBEDDED, corpus=CORPUS, context=CONTEXT, dtype=DTYPE)
     if stored.empty:
-        return [], 0
-    blocks = int(stored["blocks"].max())
+        return {}, 0
     pairs = list(zip(stored["backend"], stored["condition"], strict=True))
     exact = [(b, c) for b, c in pairs if b == floor.REFERENCE]
     kinds = {
@@ -119,8 +125,7 @@ def parts(root: Path, rates: Rates) -> tuple[list[Part], int]:
         "in a simulated kernel": [(b, c) for b, c in pairs if b.startswith("online(")],
         "of the floor's variants": [(b, c) for b, c in pairs if b in floor.VARIANTS],
     }
-    together = partial(_together, read(root, "same_support_cost"), rates)
-    return [_part(name, found, rates, blocks, together) for name, found in kinds.items() if found], blocks
+    return {name: found for name, found in kinds.items() if found}, int(stored["blocks"].max())
 
 
 def _part(name: str, found: list[tuple[str, str]], rates: Rates, blocks: int, together: Callable[..., Rate]) -> Part:
