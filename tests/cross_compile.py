@@ -79,7 +79,7 @@ def resources(source: ASTSource, options: dict) -> dict:
     text = usage.stdout + usage.stderr
     found = {name.lower(): int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL")}
     ops = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", sass.stdout, re.M)
-    counted = ("HGMMA", "HMMA", "MUFU", "FMUL", "FFMA", "FADD", "SHFL", "BAR", "LDL", "STL")
+    counted = ("HGMMA", "WARPGROUP", "HMMA", "MUFU", "FMUL", "FFMA", "FADD", "SHFL", "BAR", "LDL", "STL")
     count = {op: ops.count(op) for op in counted}
     return {
         "shared": kernel.metadata.shared,

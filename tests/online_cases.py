@@ -114,7 +114,7 @@ def rounded() -> None:
 
 def adversarial() -> None:
     """NaN, infinity, rows without a key, equal rows, and huge scores."""
-    for text in [*FEW, "h15(clamp=none)", "rowmax_pot(K_max=4,tail=drop)"]:
+    for text in [*FEW, "h15(clamp=none)", "pot(m=0.5)", "rowmax_pot(K_max=4,tail=drop)"]:
         for semantics in ("online(tile=16,tau=0)", "online(tile=16,tau=8,p=bf16)", "online(tile=16,tau=0.75,p=e4m3)"):
             q, k, v = operands(40, 40, heads=1)
             compare(text, semantics, q, k[:, :, :1].expand_as(k), v, scaling=0.3)

@@ -73,6 +73,13 @@ def every_operator(part: int, parts: int) -> None:
         compare(text, q, k, v)
 
 
+def far_keys() -> None:
+    """Keys hundreds of octaves below the maximum, where an index would leave the exponent of an FP32 number."""
+    q, k, v = operands(20, 20, heads=1)
+    for text in OPERATORS:
+        compare(text, q, k, v, scaling=64.0)
+
+
 def windows(n: int, width: int) -> Tensor:
     at = torch.arange(n)
     distance = at[:, None] - at
@@ -171,6 +178,15 @@ def sinks() -> None:
     for text in ("softmax()", "s()", "fa4_poly(degree=3)", "h15()", "rescue(of=temperature(alpha=0.5))"):
         for below in (8.0, 14.25, 17.375, 19.0):
             compare(text, q, k, v, scaling=below)
+
+
+def far_apart() -> None:
+    """Keys or values whose distances 32 bits do not hold are refused, and others are not."""
+    near, far = (torch.empty_strided((1, 1, 4, 16), (0, 0, stride, 1), device="meta") for stride in (2**29, 2**30))
+    softmax = parse("softmax()")
+    assert backend.supports(near, near, near, softmax) is None
+    for k, v in ((far, near), (near, far)):
+        assert "more than 2^31 elements, with 4 keys" in backend.supports(near, k, v, softmax)
 
 
 def chunks() -> None:

@@ -30,6 +30,8 @@ PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
 MAX_DIM = 256
 #: Of batch · heads: what CUDA allows of a grid beyond its first axis.
 MAX_HEADS = 65_535
+#: Elements from a head's first key to its last, at most: their distances are 32-bit numbers.
+MAX_REACH = 2**31
 #: Keys of the longest row that a program can hold to select from.
 MAX_SELECT = 32_768
 #: Scores in the scratch buffer of top-k and rescue, but for 64 queries of every head at least.
@@ -88,6 +90,8 @@ def supports(
         return f"a causal mask needs as many queries as keys, not {query.shape[2]} and {key.shape[2]}"
     if query.shape[0] * query.shape[1] > MAX_HEADS:
         return f"it takes at most {MAX_HEADS:,} heads of all sequences, not {query.shape[0] * query.shape[1]:,}"
+    if key.shape[2] * max(key.stride(2), value.stride(2)) > MAX_REACH:
+        return f"the keys or values of a head reach over more than 2^31 elements, with {key.shape[2]:,} keys"
     found = plan(operator)
     if isinstance(found, str):
         return found

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, capped, row_offset, weights
 from softmaxlab.backends.triton_rescue import rescued
-from softmaxlab.backends.triton_tiles import INFINITY, far, parts_of, product, queries, scores, unit, visible
+from softmaxlab.backends.triton_tiles import INFINITY, parts_of, product, queries, scores, unit, visible
 
 #: A weight of 1 as FP16 holds it, below its largest number and far above its smallest.
 FP16_UNITS = tl.constexpr(32768.0)
@@ -110,8 +110,7 @@ def second_walk(
             w *= FP16_UNITS
         p0, p1, p2 = parts_of(w, P_PARTS, P_DTYPE, True)
         acc = product(
-            p0, p1, p2, far(v, start, v_stride), v_part, tl.arange(0, N), v_stride, n_keys - start, v_columns,
-            acc,
+            p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc,
             P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
         )  # fmt: skip
     return acc, total, top

@@ -110,7 +110,7 @@ def _pot(operator: PoT) -> Plan:
     log2_m = math.log2(operator.m)
     if log2_m.is_integer() and -6 <= log2_m <= 0:
         k = int(log2_m)
-        return _bits(k, math.floor(_ZERO * 2.0**k))
+        return _bits(k, math.ceil(_ZERO * 2.0**k))  # one step below, the exponent's bits would run into the sign
     # The smallest weight that is left is 2^−150, which FP32 rounds to 0.
     c0 = _two_terms(operator.m * LOG2E)[0]
     return Plan("max", "exp2", (c0, -math.ceil(150 * operator.m), 1 / operator.m))

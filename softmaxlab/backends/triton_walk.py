@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, weights
-from softmaxlab.backends.triton_tiles import far, parts_of, product, queries, scores, visible
+from softmaxlab.backends.triton_tiles import parts_of, product, queries, scores, visible
 from softmaxlab.operators import packed
 from softmaxlab.semantics import WARP as _WARP
 
@@ -92,8 +92,7 @@ def weigh(
         w *= up
     p0, p1, p2 = parts_of(stored(w, P), P_PARTS, DTYPE, P != "fp16")
     acc = product(
-        p0, p1, p2, far(v, start, v_stride), v_part, tl.arange(0, N), v_stride, n_keys - start, v_columns,
-        acc,
+        p0, p1, p2, v, v_part, start + tl.arange(0, N), v_stride, n_keys, v_columns, acc,
         P_PARTS, PARTS, DV, BLOCK_DV, MODE != 0, PRECISION, False,
     )  # fmt: skip
     return acc, total
