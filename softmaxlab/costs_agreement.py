@@ -42,6 +42,30 @@ def agreement(root: Path) -> str:
     return "\n\n".join([said[0], " ".join(said[1:])])
 
 
+def losses(root: Path) -> str:
+    """A table by part of the suite of how far its fused losses are from the stored ones."""
+    record = read(root, "suite") or {}
+    rows = [
+        {"part": part["part"], "stored": part["stored"], "condition": text} | found
+        for part in record.get("parts", [])
+        for text, found in part["differences"].items()
+    ]
+    if not rows:
+        return "The losses of the whole suite were not compared on a GPU."
+    frame = pd.DataFrame(rows)
+    frame["size"] = frame["mean"].abs()
+    lines = []
+    for part, found in frame.groupby("part", sort=False):
+        worst = found.loc[found["size"].idxmax()]
+        whose = f"`{worst['condition']}`"
+        if found["stored"].nunique() > 1:
+            whose += f" through `{worst['stored']}`"
+        size = report.number(found["size"].median())
+        lines.append((part, len(found), int(found["blocks"].min()), size, f"{report.number(worst['size'])} ({whose})"))
+    head = ("conditions", "number", "blocks", "difference of the mean loss, median size (nats)", "largest size (nats)")
+    return f"{table(head, lines)}\n\n**Measured** on {record['device']}, {record['dtype']}."
+
+
 def absent(root: Path) -> list[str]:
     """Kernels that no GPU has run, a sentence each."""
     record = read(root, RECORD) or {}

@@ -32,6 +32,7 @@ def write_page(root: Path) -> Path | None:
         why=costs_ratios.why(rows),
         devices=_devices(rows, folder),
         agreement=costs_agreement.agreement(root),
+        losses=costs_agreement.losses(root),
         ways=costs_ratios.ways(rows) if rows else "No benchmark of operators was recorded.",
         growth=costs_memory.verdict(rows) or "Memory was not measured.",
         memory=costs_memory.tables(rows),

@@ -2,7 +2,8 @@
 
 The suite is every condition that the store holds of the book's model at the default context for the chapters on
 language models: on whole rows, of single layers, in simulated kernels, and of the floor's variants. Its time is
-**estimated**: a block's measured time times the number of blocks, added up. What has no rate makes the sum unknown.
+**estimated** from fewer blocks: of a part that `tests/benchmarks/suite.py` ran, the measured time of that; of others a
+block's measured time of each condition, added up. What has no rate makes the sum unknown.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ RULES = {
     "bench": "have their operator's time over softmax's in the benchmark of operators",
     "reference": "have the time of the plain reference",
     "together": "were measured in one run of them all",
+    "suite": "were measured with their part of the suite in one run, loading the model included",
 }
 
 Rate = tuple[float, str]
@@ -109,7 +111,10 @@ def parts(root: Path, rates: Rates) -> tuple[list[Part], int]:
     """The parts of the suite with their times, and the blocks of each condition; empty and 0 where none is stored."""
     kinds, blocks = suite_of(root)
     together = partial(_together, read(root, "same_support_cost"), rates)
-    return [_part(name, found, rates, blocks, together) for name, found in kinds.items()], blocks
+    made = [_part(name, found, rates, blocks, together) for name, found in kinds.items()]
+    for part in made:
+        _run(part, blocks, read(root, "suite"), rates)
+    return made, blocks
 
 
 def suite_of(root: Path) -> tuple[dict[str, list[tuple[str, str]]], int]:
@@ -138,6 +143,16 @@ def _part(name: str, found: list[tuple[str, str]], rates: Rates, blocks: int, to
         part.seconds[backend] = blocks * sum(seconds for seconds, _ in got)
         part.rules[backend] = Counter(rule for _, rule in got)
     return part
+
+
+def _run(part: Part, blocks: int, record: dict | None, rates: Rates) -> None:
+    """Put the time of one run of the suite in the place of a part's, where all conditions of the part were run."""
+    if not record or (record["device"], record["dtype"], record["context"]) != (rates.device, DTYPE, CONTEXT):
+        return
+    rows = [row for row in record["parts"] if row["part"] == part.name and row["blocks"]]
+    if sum(row["conditions"] for row in rows) == part.conditions:
+        part.seconds[record["backend"]] = sum(blocks / row["blocks"][-1] * sum(row["seconds"]) for row in rows)
+        part.rules[record["backend"]] = Counter({"suite": part.conditions})
 
 
 def _together(record: dict | None, rates: Rates, backend: str, n: int) -> Rate:
@@ -169,13 +184,21 @@ def suite(root: Path) -> str:
         said.append(f"Of the times with the {b} backend {', '.join(words)}.")
     if total["fused"] > 60 * SUITE_TARGET:
         largest = max(found, key=lambda p: p.seconds["fused"])
-        walked = (read(root, "fused_gpu") or {}).get("simulator")
         said.append(
             f"With the fused backend the largest part, {100 * largest.seconds['fused'] / total['fused']:.0f} %, are "
-            f"the conditions {largest.name}. The floor's variants are programs of their own, which no fused kernel "
-            f"makes faster; {'' if walked else 'simulated kernels are timed as their PyTorch program; '}and what the "
-            "fused backend cannot do it hands to the reference."
+            f"the conditions {largest.name}. A pass of the model outside attention is FP32 products, which no fused "
+            "kernel makes faster; the floor's variants are programs of their own; and what the fused backend cannot "
+            "do it hands to the reference."
         )
+        if run := read(root, "suite"):
+            done = [row for row in run["parts"] if row["blocks"]]
+            n = max(row["blocks"][-1] for row in done)
+            said.append(
+                f"The run: {sum(row['conditions'] for row in done)} conditions on {n} of {blocks} blocks in "
+                f"{len(done)} calls, **measured**, {minutes(sum(sum(row['seconds']) for row in done))} min with "
+                "compiled kernels. Each call loads the model, and taking its time as often as there are blocks makes "
+                "the estimate too long rather than too short."
+            )
     listed = conditions.canonical([c for section in _SECTIONS for c in conditions.named(section)])
     stored = set(Store(root / "results").provenance(model=models.EMBEDDED, corpus=CORPUS, context=CONTEXT)["condition"])
     lacking = [c for c in listed if c not in stored]
@@ -215,5 +238,5 @@ def _paths(root: Path) -> str:
     return (
         f"Not in the sum: the divergences of {len(keys)} operators on {windows} blocks, {minutes(path)} min, and "
         f"solving for the matched temperatures, {minutes(solving)} min, both **estimated** from measured passes; "
-        "loading the model, reading the text and what is compiled at a first call."
+        "what is compiled at a first call; and, where single conditions are added up, loading the model and the text."
     )

@@ -232,6 +232,56 @@ def test_the_suite_is_estimated_from_what_the_store_holds(tmp_path):
     assert text.count("**missed**") == 2 and "the conditions in a simulated kernel" in text
 
 
+def suite_run(folder, *parts, device="GPU A"):
+    """A record of the suite: (part, backend as stored, conditions, blocks, seconds, differences)."""
+    names = ("part", "stored", "conditions", "blocks", "seconds", "differences")
+    made = {"device": device, "backend": "fused", "dtype": "float32", "context": 2048}
+    made["parts"] = [dict(zip(names, part, strict=True)) for part in parts]
+    (folder / "results" / "bench").mkdir(parents=True, exist_ok=True)
+    (folder / "results" / "bench" / "suite.json").write_text(json.dumps(made))
+
+
+def test_a_run_of_the_suite_replaces_the_sum_where_all_of_a_part_was_run(tmp_path):
+    cost(tmp_path, "reference", {BASELINE: 1.0, "h15()": 3.0})
+    cost(tmp_path, "online(tile=128,tau=8)", {"h15()": 40.0})
+    cost(tmp_path, "online(tile=128,tau=0)", {"h15()": 40.0})
+    losses(tmp_path, "reference", BASELINE, "h15()")
+    losses(tmp_path, "online(tile=128,tau=8)", "h15()")
+    losses(tmp_path, "online(tile=128,tau=0)", "h15()")
+    simulated = "in a simulated kernel"
+    one = (simulated, "online(tile=128,tau=8)", 1, [2, 5], [1.0, 1.5], {})
+    other = (simulated, "online(tile=128,tau=0)", 1, [5], [5.0], {})
+
+    def seconds():
+        found, _ = costs_suite.parts(tmp_path, costs_suite.Rates(tmp_path))
+        return [p.seconds["fused"] for p in found]
+
+    suite_run(tmp_path, one, other)
+    assert seconds() == [40.0, 10 / 5 * 2.5 + 10 / 5 * 5], "the passes of a part add up; its last blocks count"
+    suite_run(tmp_path, one, (*other[:3], [], [], {}))
+    assert seconds() == [40.0, 800.0], "a part that was not run whole keeps its sum"
+    suite_run(tmp_path, one, other, device="GPU B")
+    assert seconds() == [40.0, 800.0], "of another GPU"
+    suite_run(tmp_path, one, (*other[:4], [500.0], {}))
+    text = costs_suite.suite(tmp_path)
+    assert "**missed**" in text and "2 were measured with their part of the suite" in text
+    assert "2 conditions on 5 of 10 blocks in 2 calls, **measured**, 8.4 min" in text
+
+
+def test_fused_losses_are_set_beside_the_stored_ones(tmp_path):
+    assert "were not compared" in costs_agreement.losses(tmp_path)
+
+    def found(**means):
+        return {f"{name}()": {"mean": mean, "largest": 1.0, "blocks": 8} for name, mean in means.items()}
+
+    whole = ("on whole rows", "reference", 3, [8], [1.0], found(h15=-2e-4, s=1e-5, ilpot=3e-5))
+    simulated = [("in a simulated kernel", f"online({b})", 1, [], [], found(h15=x)) for b, x in (("a", 1e-4), ("b", 0))]
+    suite_run(tmp_path, whole, *simulated)
+    text = costs_agreement.losses(tmp_path)
+    assert "| on whole rows | 3 | 8 | 0.0000300 | 0.000200 (`h15()`) |" in text
+    assert "| in a simulated kernel | 2 | 8 | 0.0000500 | 0.000100 (`h15()` through `online(a)`) |" in text
+
+
 def test_core_conditions_stand_beside_each_other(tmp_path):
     cost(tmp_path, "reference", dict.fromkeys(conditions.core(), 0.06))
     cost(tmp_path, "fused", {BASELINE: 0.02})
