@@ -164,7 +164,7 @@ report.table(
 # (packed-compiled)=
 # ## What the compiler makes of it
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-packed-instructions", "caption": "Instructions a score by execution pipe, causal BF16 kernel, head dimension 128. Compiled. Bars end with the total."}, "image": {"alt": "Two panels of stacked bars, Hopper and B200: instructions a score of stock, control, h15, fused7, the packed kernels and no exponential, split into XU, FMA, ALU and the rest. The packed ones have the shortest bars but for no exponential."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-packed-instructions", "caption": "Instructions a score by execution pipe, causal BF16 kernel, head dimension 128. Compiled. Bars end with the total. The packed shift is compiled to an integer multiply-add (IMAD) and lies in the FMA bar."}, "image": {"alt": "Two panels of stacked bars, Hopper and B200: instructions a score of stock, control, h15, fused7, the packed kernels and no exponential, split into XU, FMA, ALU and the rest. The packed ones have the shortest bars but for no exponential."}}
 frame, provenance = audit.stored(record)
 LISTED = ["stock", "control", "h15", "fused7", "packed(1,3)", "packed(4,3)", "lazy(4,3)", "identity"]
 CLASSES = ["MUFU.EX2", "FFMA2", "FFMA", "FADD2", "FADD", "FMUL", "FMNMX3", "FMNMX", "F2FP", "SHF", "LEA", "IMAD", "half"]

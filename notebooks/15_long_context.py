@@ -112,7 +112,7 @@ Markdown(
 )
 
 # %% [markdown]
-# What is missing is filled in by one command, `softmaxlab breadth`; see {ref}`paper-models`. Of a model with several
+# Other models, and what one lacks, are added by one command, `softmaxlab breadth`; see {ref}`paper-models`. Of a model with several
 # settings the page shows one, as {ref}`across-models` does, where the weights are named and the backends compared.
 
 
@@ -217,7 +217,7 @@ by_length(
 # ## Do finer intervals near the maximum still help?
 
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-allocation", "caption": "D_R(21), loss at R = 1 minus loss at R = 4, within each block length; right of zero, finer intervals near the row maximum lose less. Upper panels: published (C.2). Lower panels: measured here; a line is empty where nothing is stored. 95 % intervals. The scales of the panels differ. Counterpart of the paper's Figure S3A."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the allocation contrast in nats of the paper's models above and of our measured models below, with a line at zero."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-allocation", "caption": "D_R(21), loss at R = 1 minus loss at R = 4, within each block length; right of zero, finer intervals near the row maximum lose less. Upper panels: published (C.2). Lower panels: measured here; a line is empty where nothing is stored, or beyond the length that a model was made for. 95 % intervals. The scales of the panels differ. Counterpart of the paper's Figure S3A."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the allocation contrast in nats of the paper's models above and of our measured models below, with a line at zero."}}
 def panels(metric, symbol):
     found = {}
     for L in lengths:
@@ -289,7 +289,7 @@ by_length(
 # (long-direction)=
 # ## Do the directions still differ?
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-direction", "caption": "D_T(J\u2080), loss of flattening minus loss of sharpening at that length's own J\u2080; right of zero, flattening costs more. Upper panels: published (C.2). Lower panels: measured here; a line is empty where nothing is stored. 95 % intervals where there are any: for some of its models the paper prints values alone, or no value. The scales of the panels differ. Counterpart of the paper's Figure S3B."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the contrast of flattening and sharpening in nats of the paper's models above and of our measured models below, with a line at zero."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-long-direction", "caption": "D_T(J\u2080), loss of flattening minus loss of sharpening at that length's own J\u2080; right of zero, flattening costs more. Upper panels: published (C.2), which differ at 2K from Table D2 in {ref}`across-models`. Lower panels: measured here; a line is empty where nothing is stored, or beyond the length that a model was made for. 95 % intervals where there are any: for some of its models the paper prints values alone, or no value. The scales of the panels differ. Counterpart of the paper's Figure S3B."}, "image": {"alt": "Dot plots with intervals, one panel for each block length: the contrast of flattening and sharpening in nats of the paper's models above and of our measured models below, with a line at zero."}}
 figures_distortion.forest(panels("D_T(J0)", "D_T_J0"), xlabel="$D_T(J_0)$ (nats)")
 
 # %% tags=["hide-input"]
@@ -368,13 +368,14 @@ Markdown(
 
 # %% [markdown]
 # The paper's reading is that the benefit of allocation carries over to long contexts and that a direction does not
-# carry over as a stable effect. It rests on the models above; ours are others.
+# carry over as a stable effect. It rests on the paper's models; the counts above keep ours apart.
 
 # %% [markdown]
 # ## What this page does not show
 #
 # - **No change with length.** Lengths are not compared, neither by a test nor by a trend. The predicted tokens are
 #   almost the same at each length, but what stands before them is not.
-# - **Few blocks.** 8K tokens leave 24 blocks and 16K a dozen; the ends of such intervals are themselves uncertain.
+# - **Few blocks.** 8K tokens leave 24 blocks and 16K a dozen; the ends of such intervals are themselves uncertain, and
+#   one that ends close to zero decides nothing.
 # - **Few windows for $J_0$.** It rests on four blocks at 8K tokens and on two at 16K.
 # - **Prefill of a long text**, not generation, and no task that needs the far context.

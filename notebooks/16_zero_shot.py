@@ -74,8 +74,9 @@ figures.style()
 #
 # - with **another token as padding** every log-likelihood of the batch is the same, exactly;
 # - **alone**, each question has the log-likelihood that it has in the batch. Under exact softmax they agree to the
-#   rounding of the dtype. A lattice turns a last digit into a step, and layers amplify steps, so there the median is bounded and
-#   the largest difference reported. Where rounding is left out of account, in float64, they agree under every
+#   rounding of the dtype: to 10⁻⁴ nats a token in float32, while in bfloat16 rounding alone moves a log-likelihood by
+#   hundredths, and the bound is ½. A lattice turns a last digit into a step, and layers amplify steps, so there the
+#   median is bounded, by 10⁻² and 0.1, and the largest difference reported. Where rounding is left out of account, in float64, they agree under every
 #   condition of this page; the tests hold the code to that, on both sides.
 #
 # What is left is a reason to keep batch and order the same for all conditions. Here both are part of a result's key,
@@ -156,7 +157,7 @@ Markdown("\n\n".join(f"**{who}.** {zero_shot_report.tally(c)}" for who, c in pai
 # %% [markdown]
 # ## Perplexity of LAMBADA
 #
-# A log-likelihood moves before an answer does. The paper prints this column for its two larger models.
+# A log-likelihood has a value where an answer is right or wrong, so it can resolve smaller changes. The paper prints this column for its two larger models.
 
 # %% tags=["hide-input"]
 for who in paired:
@@ -165,7 +166,8 @@ for who in paired:
 # %% [markdown]
 # ## How large is the change under the common grid?
 #
-# The paper sums up $K = 32$, $R = 4$ by the mean and the largest absolute change of the six scores.
+# The paper sums up $K = 32$, $R = 4$ by the mean and the largest absolute change of the six scores. *By coin* is the
+# mean that would be expected if every answer that softmax and the grid do not share fell to either with probability ½.
 
 # %% tags=["hide-input"]
 zero_shot_report.sizes(found)

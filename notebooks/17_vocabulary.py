@@ -147,7 +147,7 @@ Markdown(
 # (vocabulary-loss)=
 # ## Does the output move as the loss does?
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary", "caption": "Loss increase against the divergence of the output distribution (left) and against the share of predictions whose most probable token is another one (right). Filled: one point a condition, measured, 95 % intervals of \u0394NLL. Hollow: the paper's ten models under Rowmax-PoT with a largest exponent of 20, published (Table 3), no intervals."}, "image": {"alt": "Two scatter plots on logarithmic axes, loss increase in nats against Jensen-Shannon divergence of the next-token distribution and against the percentage of changed most probable tokens, with one marker for each kind of approximation and hollow markers for ten published models."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary", "caption": "Loss increase against the divergence of the output distribution (left) and against the share of predictions whose most probable token is another one (right). Filled: one point a condition of the model above, measured, 95 % intervals of \u0394NLL. Hollow: the paper's ten models under Rowmax-PoT with a largest exponent of 20, published (Table 3), no intervals."}, "image": {"alt": "Two scatter plots on logarithmic axes, loss increase in nats against Jensen-Shannon divergence of the next-token distribution and against the percentage of changed most probable tokens, with one marker for each kind of approximation and hollow markers for ten published models."}}
 changes = [statistics.delta_nll(losses, text) for text in table.index]
 drawn = report.points(changes).set_index(table.index)
 drawn = drawn.assign(jsd=table["jsd"], changed=100 * (1 - table["top1"]))
@@ -162,7 +162,7 @@ printed = pd.DataFrame(
 )
 figures_vocabulary.output_against_loss(drawn, printed, model=name)
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary-models", "caption": "The same for every stored model, one panel each: loss increase against the divergence of the output distribution, one point a condition, measured, 95 % intervals of \u0394NLL. Marks as above; the kinds of conditions that were measured differ between models. A loss below zero lies under the line."}, "image": {"alt": "Scatter plots, one for each stored model, of loss increase in nats against Jensen-Shannon divergence of the next-token distribution on a logarithmic axis."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-vocabulary-models", "caption": "The same for every stored model, one panel each: loss increase against the divergence of the output distribution, one point a condition, measured, 95 % intervals of \u0394NLL. Marks as above; each model has its own matched temperatures. A loss below zero lies under the line."}, "image": {"alt": "Scatter plots, one for each stored model, of loss increase in nats against Jensen-Shannon divergence of the next-token distribution on a logarithmic axis."}}
 figures_vocabulary.by_model(
     {
         who: report.points(statistics.delta_nll(measured[who][0], text) for text in one.index)
@@ -175,7 +175,8 @@ figures_vocabulary.by_model(
 # %% [markdown]
 # Rank correlation (Spearman) asks whether the conditions come in the same order, Pearson whether they lie on a line.
 # Both are taken over conditions, as the paper does. Conditions are not a sample of anything and span decades, so a
-# coefficient near one says that large effects are large in both measures; it has no interval.
+# coefficient near one says that large effects are large in both measures; it has no interval. ΔNLL has a sign and a
+# divergence has none, so conditions below zero lower a coefficient.
 
 # %% tags=["hide-input"]
 found = vocabulary.correlations(table)
@@ -311,14 +312,21 @@ def quietest(who):
     open_ = [text for text, e in estimates.items() if e.resolved == "unresolved"]
     below = [f"`{text}` ({report.interval(e)})" for text, e in estimates.items() if e.resolved == "negative"]
     worst = one.loc[open_ or [one["dnll"].abs().idxmin()]]["top1"].idxmin()
-    which = "Of these the one that moves the output most" if open_ else "The one with the smallest |ΔNLL|"
+    which = "Of the unresolved the one that moves the output most" if open_ else "The one with the smallest |ΔNLL|"
+    gains = one.loc[[text for text, e in estimates.items() if e.resolved == "negative"]]
     return (
         f"- **{who}**: of {len(one)} conditions {len(open_)} have a ΔNLL that is not resolved from zero"
-        + (f"; of {len(below)} it is resolved below zero: {', '.join(below)}" if below else "")
+        + (f"; {len(below)} have one resolved below zero: {', '.join(below)}" if below else "")
         + f". {which} is "
         f"`{worst}`: at a ΔNLL of {report.interval(estimates[worst])} nats, "
         f"{report.number(100 * (1 - one.loc[worst, 'top1']))} % of the predictions have another most probable token, "
         f"and the output JSD is {report.number(one.loc[worst, 'jsd'])} nats."
+        + (
+            f" Of those below zero, `{gains['top1'].idxmin()}` lowers the loss and changes "
+            f"{report.number(100 * (1 - gains['top1'].min()))} % of the most probable tokens."
+            if len(gains)
+            else ""
+        )
     )
 
 

@@ -101,8 +101,9 @@ Markdown(
 # %% [markdown]
 # Of a model with several settings the page shows one: the one with most of the core set, then one with vocabulary
 # output. Backend `fused` computes whole rows by definition, as `reference` does, with kernels of this project; whether
-# the two agree is checked {ref}`below <models-backends>`. The chapters on one model show `reference`, so their
-# values differ by what is found there.
+# the two agree is checked {ref}`below <models-backends>`. The chapters of parts one and two that show one model's
+# losses have them of `reference`, and differ by what is found there; {ref}`vocabulary-output` and {ref}`zero-shot` have
+# `fused`.
 
 # %% [markdown]
 # Filled and blue is **measured** here, hollow and vermilion is **published**. Models differ in size, training data and
@@ -285,7 +286,7 @@ columns(
 # The same contrast with the softmax mass of $\mathcal S_{0.9}$ put back, and the signed change $G_{\mathrm{gap}}$
 # {eq}`eq-gap`.
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-models-rescue", "caption": "The contrast at 10 J\u2080 after rescue, and how much of it rescue takes away, in every model. Upper panels: published (Table D3), by size. Lower panels: measured here. 95 % intervals; axes are linear around zero and logarithmic further out where values span decades. Counterpart of the paper's Figure S6C."}, "image": {"alt": "Two dot plots with intervals at ten times J0: the contrast after rescue and the gap in nats, published models above and measured models below, with a line at zero."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-models-rescue", "caption": "The contrast at 10 J\u2080 after rescue, and its signed change, above zero where the contrast falls, which is not always toward zero, in every model. Upper panels: published (Table D3), by size. Lower panels: measured here. 95 % intervals; axes are linear around zero and logarithmic further out where values span decades. Counterpart of the paper's Figure S6C."}, "image": {"alt": "Two dot plots with intervals at ten times J0: the contrast after rescue and the gap in nats, published models above and measured models below, with a line at zero."}}
 figures_distortion.forest(
     {
         r"$D_{\mathrm{rescue}}(10\,J_0)$": panel("D_rescue(10J0)", "tableD3_rescue", metric="D_rescue", level="10J0"),
@@ -363,7 +364,8 @@ Markdown("\n\n".join(both(label, metric, table, **filters) for label, (metric, t
 # two $\Delta\mathrm{NLL}$ checks the fused kernels end to end: through every layer, on whole blocks. A last digit that
 # differs stays a last digit where an operator is smooth. Where it rounds to a lattice or a grid, a score near an edge
 # takes another step, and the layers above amplify that. So the yardstick is the {ref}`floor <floor>`: how far the
-# reference and variants of itself, which split the rows or compute in float64, are apart.
+# reference and variants of itself, which split the rows or compute in float64, are apart. A model that is stored with
+# one backend alone, or in two dtypes, is not checked here.
 
 # %% tags=["hide-input"]
 found = backend_check.checks(every, results, corpus=corpora.corpus_name(corpus), bos=bos)
@@ -377,7 +379,7 @@ Markdown("\n\n".join(check.said for check in found) or "—")
 # %% [markdown]
 # ## What this page does not show
 #
-# - **No law of size.** Models are sorted by size so that they can be found. They differ in much else, and no trend is
+# - **No law of size.** The paper's models are sorted by size so that they can be found, ours by name. They differ in much else, and no trend is
 #   drawn or tested.
 # - **No vote.** That a contrast is resolved in most models is a count of models that somebody chose, not a test.
 # - **No correction for many intervals.** Of a hundred intervals a few exclude zero by chance.

@@ -79,7 +79,19 @@ def _devices(rows: Sequence[Row], folder: Path) -> str:
             _draw(own, folder / f"{name}.svg")
             parts.append(_FIGURE.format(name=name, machine=NAMES[kind]))
         parts.append(costs_ratios.ratio_tables(rows, found))
-    return "\n\n".join(parts) or "No benchmark of operators was recorded."
+        parts.append(timed(own))
+    return "\n\n".join(filter(None, parts)) or "No benchmark of operators was recorded."
+
+
+def timed(rows: Sequence[Row]) -> str:
+    """When rows were timed, and whether the sources that were timed are today's; empty where that is not recorded."""
+    dates, sources = ({r[name] for r in rows if r.get(name)} for name in ("date", "source"))
+    if not dates or not sources:
+        return ""
+    days = " and ".join(sorted(dates))
+    if sources == {operator_rows.revision()}:
+        return f"Timed on {days} with the operators and backends as they are."
+    return f"Timed on {days}; the sources of operators or backends have changed since, so today's times may differ."
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

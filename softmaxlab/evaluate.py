@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from softmaxlab import backends, memory, models, ranks
+from softmaxlab import backends, memory, models, online, ranks
 from softmaxlab import corpus as corpora
 from softmaxlab.conditions import BASELINE, Condition, canonical
 from softmaxlab.errors import LabError
@@ -236,6 +236,7 @@ def prepare(
         "date": datetime.date.today().isoformat(),
         **environment(device),
         **({"devices": ", ".join(map(str, used))} if device_map else {}),
+        **({"simulator": online.program(device)} if key.backend.startswith("online(") else {}),
     }
     return Work(
         net, torch.as_tensor(stream.tokens[: blocks or available]).to(models.input_device(net)), batch, provenance

@@ -73,6 +73,12 @@ class Stored:
         """Context → the cell that the chapters over contexts and on vocabulary output show."""
         return {context: self._read(context=context) for context in breadth.CONTEXTS}
 
+    @cached_property
+    def others(self) -> dict[int, list[Cell]]:
+        """Context → the cells of every other model, as the chapter across models shows them."""
+        read = {context: cross_model.read(self.results, context=context) for context in breadth.CONTEXTS}
+        return {context: [c for c in cells if c.model != self.model] for context, cells in read.items()}
+
     def _read(self, **filters) -> Cell | None:
         return cross_model.of(cross_model.read(self.results, only=self.model, **filters), self.model)
 
@@ -110,6 +116,14 @@ def within_range(ours: Estimate, values: Iterable[float], transform: Callable[[f
     if mean < min(values):
         return "differs: below the paper's range"
     return "differs: above the paper's range"
+
+
+def elsewhere(estimates: Iterable[Estimate | None]) -> str:
+    """In how many other models the same is resolved above zero, below it, or not; empty where none has it."""
+    found = [e.resolved for e in estimates if e is not None]
+    words = {"positive": "resolved above zero", "negative": "resolved below", "unresolved": "not resolved"}
+    counts = [f"{found.count(code)} {said}" for code, said in words.items() if code in found]
+    return f"; in {len(found)} other models: {', '.join(counts)}" if counts else ""
 
 
 def estimated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from softmaxlab import (
@@ -20,7 +21,7 @@ from softmaxlab import (
 )
 from softmaxlab.conditions import BASELINE
 from softmaxlab.cross_model import Cell
-from softmaxlab.findings import Finding, Stored, Value, estimated, printed
+from softmaxlab.findings import Finding, Stored, Value, elsewhere, estimated, printed
 from softmaxlab.floor import REFERENCE
 from softmaxlab.lookup import REFERENCE as MODEL
 from softmaxlab.lookup import published, published_rows
@@ -47,7 +48,10 @@ def _of_cell(
 
     def value(stored: Stored) -> Value | None:
         cell = stored.cell if context == 2048 else stored.fullest[context]
-        return estimated(None if cell is None else ours(cell), theirs, transform, unit=unit)
+        found = estimated(None if cell is None else ours(cell), theirs, transform, unit=unit)
+        if found is None:
+            return None
+        return dataclasses.replace(found, agreement=found.agreement + elsewhere(map(ours, stored.others[context])))
 
     whose = MODEL if isinstance(theirs, Published) else "ten models"
     return Finding(claim, printed(theirs, unit, whose), chapter, label, value)
@@ -117,10 +121,10 @@ def _output(stored: Stored) -> Value | None:
     if set(output["condition"]) != texts or not texts <= cell.conditions:
         return None
     found = vocabulary.correlations(vocabulary.summary(cell.losses, output)).loc["jsd"]
-    place = "inside" if found["spearman"] >= _LEAST.value else "differs: below"
+    place = "above" if found["spearman"] >= _LEAST.value else "differs: below"
     return Value(
         f"Spearman {report.number(found['spearman'])} over {found['n']:.0f} conditions",
-        f"{place} the range of the paper's models (at least {_LEAST}); in sample",
+        f"{place} the least of the paper's ten models, {_LEAST}; in sample",
     )
 
 
@@ -137,9 +141,9 @@ def _zero_shot(stored: Stored) -> Value | None:
     if stored.model not in read:
         return None
     mean, low = read.pop(stored.model)
-    others = [f"; {model}: {report.number(points)} points, {n} of them" for model, (points, n) in read.items()]
+    others = [f"; {model}: {report.number(points)} points, p below 0.05 in {n}" for model, (points, n) in read.items()]
     return Value(
-        f"{report.number(mean)} points, mean of {len(zero_shot_records.TASKS)} tasks; p below 0.05 in {low}",
+        f"{report.number(mean)} points, mean size of {len(zero_shot_records.TASKS)} changes; p below 0.05 in {low}",
         f"{report.number(mean / _POINTS.value, 2)} times the paper's, which has no test{''.join(others)}",
     )
 
@@ -210,7 +214,7 @@ FINDINGS = [
         _of("tableD2_matched", "D_T", level="10J0"),
     ),
     _of_cell(
-        "Restoring the softmax mass changes that contrast: $G_{\\mathrm{gap}}(10J_0)$",
+        "Restoring the softmax mass changes that contrast, with its sign: $G_{\\mathrm{gap}}(10J_0)$",
         "04",
         "rescue",
         lambda cell: cell.contrast("G_gap(10J0)"),
@@ -263,7 +267,7 @@ FINDINGS = [
     ),
     Finding(
         "Zero-shot scores hardly move ($K = 32$, $R = 4$)",
-        printed(_POINTS, "points", "two models"),
+        printed(_POINTS, "points", "70B and 72B models"),
         "16",
         "zero-shot-pairs",
         _zero_shot,

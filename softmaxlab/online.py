@@ -248,14 +248,23 @@ class Simulator:
         return max(1, min(query.shape[2], budget // scores_a_query))
 
 
+def program(device: str) -> str:
+    """Which of the two simulates on a type of device: `fused`, where the kernel takes a call, or `torch`.
+
+    Raises:
+        LabError: an unknown word in the environment.
+    """
+    wanted = os.environ.get(SWITCH) or "fused"
+    if wanted not in ("fused", "torch"):
+        raise LabError(f"{SWITCH} is {wanted!r} in the environment, but must be fused or torch")
+    return wanted if device == "cuda" else "torch"
+
+
 def _has_kernel(
     query: Tensor, key: Tensor, value: Tensor, operator: Operator, semantics: Semantics, mask: Tensor | None
 ) -> bool:
     """Whether the fused kernel simulates; a notice where it could not on a device that has it."""
-    wanted = os.environ.get(SWITCH) or "fused"
-    if wanted not in ("fused", "torch"):
-        raise LabError(f"{SWITCH} is {wanted!r} in the environment, but must be fused or torch")
-    if wanted == "torch" or query.device.type != "cuda":
+    if program(query.device.type) == "torch":
         return False
     why = triton_online.supports(query, key, value, operator, semantics, mask=mask)
     if why is None:

@@ -145,7 +145,8 @@ def cost_table(root: Path) -> str:
         title = f"{key['model']}, {key['context']} tokens, {key['dtype']}, batch {key['batch']}: {key['device']}"
         found = table(("condition", "ms a block", "times softmax"), rows)
         parts.append(f":::{{dropdown}} {title}, backend {key['backend']}\n{found}\n:::")
-    return "\n\n".join(parts) or "No cost was recorded."
+    said = "Simulated kernels, `online(…)`, are timed as their PyTorch program; as one fused kernel they take less."
+    return "\n\n".join([said, *parts]) if parts else "No cost was recorded."
 
 
 def code(text: object) -> str:

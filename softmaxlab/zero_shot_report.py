@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from pandas.io.formats.style import Styler
+from scipy.stats import binom
 
 from softmaxlab import lookup, paired, report, zero_shot
 from softmaxlab.conditions import BASELINE
@@ -57,8 +59,9 @@ def told(frame: pd.DataFrame, setting: Setting, data: str, reference: str) -> st
     origin = "Computed from the documents given." if zero_shot.data_folder(data) else "Stored answers are shown."
     size = "The full evaluation sets" if not setting.limit else f"The first {setting.limit:,} documents of each task"
     return (
-        f"This page shows **{name}** in {setting.dtype}, batches of {setting.batch}, padded on the {setting.padding}. "
-        f"{origin} {size}: {listed}. The paper's numbers are of **{reference}**."
+        f"This page computes **{name}** in {setting.dtype}, batches of {setting.batch}, padded on the "
+        f"{setting.padding}, and shows every stored model. {origin} {size}: {listed}. The paper's numbers are of "
+        f"**{reference}** where no other model is named."
     )
 
 
@@ -212,7 +215,11 @@ def sizes(found: Mapping[str, Changes], condition: str = "grid(K=32,R=4)") -> St
     for who, mine in found.items():
         size = [abs(c.points) for (text, _), c in mine.items() if text == condition]
         whole = len(size) == len(TASKS)
-        ours = {"mean": report.number(sum(size) / len(size)), "largest": report.number(max(size))} if whole else {}
+        ours = {}
+        if whole:
+            coin = sum(_by_coin(c) for (text, _), c in mine.items() if text == condition) / len(size)
+            means = {"mean": sum(size) / len(size), "largest": max(size), "mean by coin": coin}
+            ours = {what: report.number(value) for what, value in means.items()}
         rows[f"{who}, measured"] = {"tasks": f"{len(size)} of {len(TASKS)}", **ours}
     pair = "Qwen2.5-72B|Llama-3.1-70B"
     rows["Qwen2.5-72B and Llama-3.1-70B, published"] = {
@@ -225,8 +232,15 @@ def sizes(found: Mapping[str, Changes], condition: str = "grid(K=32,R=4)") -> St
     caption = (
         f"Absolute change of the six scores under {condition}, in percentage points; only where all six are there."
     )
-    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["tasks", "mean", "largest"])
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=["tasks", "mean", "largest", "mean by coin"])
     return report.table(frame.rename_axis("model"), caption)
+
+
+def _by_coin(change: Change) -> float:
+    """Expected size of a change, in points, if each answer that differs in being right fell either way by a coin."""
+    n = change.gained + change.lost
+    gained = np.arange(n + 1)
+    return 100 / change.n * float(np.abs(2 * gained - n) @ binom.pmf(gained, n, 0.5))
 
 
 def gates(made: Mapping[str, pd.DataFrame]) -> Styler:

@@ -229,7 +229,16 @@ def test_the_suite_is_estimated_from_what_the_store_holds(tmp_path):
     assert "| met | met |" in costs_suite.suite(tmp_path)
     cost(tmp_path, "online(tile=128,tau=8)", {"h15()": 40.0})
     text = costs_suite.suite(tmp_path)
-    assert text.count("**missed**") == 2 and "the conditions in a simulated kernel" in text
+    assert text.count("**missed**") == 2 and "no fused kernel makes faster" in text
+
+
+def test_it_says_whether_the_sources_that_were_timed_are_today_s(tmp_path):
+    assert costs_page.timed(record(tmp_path, row("h15()", 1.2))) == ""
+    made = {"date": "2026-01-02", "source": operator_rows.revision()}
+    assert "as they are" in costs_page.timed(record(tmp_path, row("h15()", 1.2, **made)))
+    other = row("s()", 1.2, date="2026-01-03", source="0" * 12)
+    text = costs_page.timed(record(tmp_path, row("h15()", 1.2, **made), other))
+    assert "2026-01-02 and 2026-01-03" in text and "have changed since" in text
 
 
 def suite_run(folder, *parts, device="GPU A"):

@@ -96,9 +96,10 @@ def test_perplexities_have_the_papers_two_larger_models(frame):
 def test_the_sizes_of_change_are_over_the_six_tasks(found):
     part = {at: change for at, change in found.items() if at[1] != "piqa"}
     table = lab.sizes({"m": found, "n": part}).data
-    assert table.loc["m, measured"].tolist() == ["6 of 6", "7.50", "7.50"]
+    # Of each task 3 of 40 answers change: by a coin that is ±3 or ±1, 1.5 of 40 on average.
+    assert table.loc["m, measured"].tolist() == ["6 of 6", "7.50", "7.50", "3.75"]
     assert table.loc["n, measured", "tasks"] == "5 of 6" and table.loc["n, measured", ["mean", "largest"]].isna().all()
-    assert table.loc["Qwen2.5-72B and Llama-3.1-70B, published"].tolist()[1:] == ["0.114", "0.256"]
+    assert table.loc["Qwen2.5-72B and Llama-3.1-70B, published"].tolist()[1:3] == ["0.114", "0.256"]
 
 
 def test_known_copies_of_the_documents_are_named():

@@ -32,13 +32,17 @@ def where(results: str | Path, device: str) -> Path:
     return find_results(str(results)) / "bench" / f"operators-{device}.json"
 
 
+def revision() -> str:
+    """Of the sources that are timed: a digest over operators and backends."""
+    folder = Path(backends.__file__).parents[1]
+    source = sorted(p for name in ("backends", "operators") for p in (folder / name).glob("*.py"))
+    return hashlib.sha256(b"".join(p.read_bytes() for p in source)).hexdigest()[:12]
+
+
 def facts(device: str) -> dict[str, Any]:
     """The machine, its software, and which sources were timed."""
     from softmaxlab import evaluate, status
 
-    folder = Path(backends.__file__).parents[1]
-    source = sorted(p for name in ("backends", "operators") for p in (folder / name).glob("*.py"))
-    digest = hashlib.sha256(b"".join(p.read_bytes() for p in source)).hexdigest()[:12]
     made = evaluate.environment(device)
     if device == "cpu":
         made["device"] = f"{status.processor()}, {os.cpu_count()} CPUs"
@@ -48,7 +52,7 @@ def facts(device: str) -> dict[str, Any]:
     return made | {
         "kind": device,
         "threads": torch.get_num_threads(),
-        "source": digest,
+        "source": revision(),
         "date": date.today().isoformat(),
     }
 
@@ -110,6 +114,8 @@ def summary(row: dict[str, Any]) -> dict[str, Any]:
         "peak_mib": None if row["peak_bytes"] is None else row["peak_bytes"] / 2**20,
         "sdpa_peak_mib": None if row["sdpa_peak_bytes"] is None else row["sdpa_peak_bytes"] / 2**20,
         "target": target(row),
+        "date": row.get("date"),
+        "source": row.get("source"),
     }
 
 
