@@ -365,6 +365,9 @@ Markdown("\n\n".join(foretelling(*one) for one in tables))
 # %% [markdown]
 # An interval that holds zero is no proof of equality; it says what these blocks cannot tell apart. `s()`, Schraudolph's
 # line without any rounding, has no form in the kernel and is only simulated ({ref}`kernel-semantics`).
+#
+# Two programs simulate: PyTorch operations, and one fused kernel for NVIDIA GPUs. The provenance of a loss names which,
+# since there are two; older ones do not, and a column above may hold both. {ref}`lab-costs` holds one to the other.
 
 # %% tags=["hide-input"] mystnb={"figure": {"name": "fig-kernel-fidelity", "caption": "\u0394NLL against the stock kernel, 95 % intervals. Ours filled where measured on a GPU, with the simulator's estimate on the same blocks hollow and blue; the paper's Rowmax-H15 in five models on a B200 hollow and vermilion. Counterpart of Figure 4B."}, "image": {"alt": "Dot plot of \u0394NLL with intervals: a panel of exponentials for each of our models where there are any, with measured and simulated points, and a panel of the five published models."}}
 theirs = five.assign(label=lambda f: f["model"] + ", H15")

@@ -110,6 +110,7 @@ Markdown(
             [
                 zero_shot_report.told(records, setting, data, reference),
                 "\n".join(f"- **{who}**: {zero_shot_report.missing(frame, wanted)}" for who, frame in every.items()),
+                zero_shot_report.unanswered(every, results),
                 zero_shot_report.copies(pd.concat(made.values())) if made else "",
             ],
         )

@@ -11,7 +11,9 @@ from scipy.stats import binom
 
 from softmaxlab import lookup, paired, report, zero_shot
 from softmaxlab.conditions import BASELINE
+from softmaxlab.evaluate import find_results
 from softmaxlab.paired import Change
+from softmaxlab.store import Store
 from softmaxlab.zero_shot import METRICS, TASKS, TITLES, Setting
 
 Changes = dict[tuple[str, str], Change]  # by condition and task
@@ -97,6 +99,14 @@ def missing(frame: pd.DataFrame, wanted: Sequence[str]) -> str:
         if tasks
     ]
     return "; ".join(parts) + "."
+
+
+def unanswered(answered: Mapping[str, pd.DataFrame], results: str = "results") -> str:
+    """Which models have losses stored and no answers; empty where there is none."""
+    losses = Store(find_results(results)).provenance()
+    there = {frame["model"].iloc[0] for frame in answered.values()}
+    lacking = sorted(set(losses["model"]) - there) if len(losses) else []
+    return f"Of {' and '.join(f'**{m}**' for m in lacking)} losses are stored but no answers." if lacking else ""
 
 
 def copies(made: pd.DataFrame) -> str:

@@ -7,6 +7,7 @@ import pytest
 from softmaxlab import conditions, drawing, figures_zero_shot, lookup, paper, zero_shot
 from softmaxlab import zero_shot_report as lab
 from softmaxlab.conditions import BASELINE
+from softmaxlab.losskey import LossKey
 from softmaxlab.store import Store
 from softmaxlab.zero_shot import Setting
 from softmaxlab.zero_shot_records import COLUMNS
@@ -127,6 +128,15 @@ def test_what_is_missing_is_named(frame):
         "complete: `softmax()`; **missing** under `mean_threshold()`: every task; **missing** under `h15()`: PIQA."
     )
     assert lab.missing(frame, [BASELINE, "h15()"]) == "complete: `softmax()`, `h15()`."
+
+
+def test_models_with_losses_and_no_answers_are_named(frame, tmp_path):
+    assert lab.unanswered({"m": frame}, str(tmp_path)) == ""
+    for model in ("smollm2-135m", "other"):
+        key = LossKey(model, "id", "c", "c", 8, "stream", "float32", "reference", BASELINE, "{}")
+        Store(tmp_path).append_losses(key, pd.DataFrame({"block": [0], "nll": [2.0], "predictions": [7]}), {})
+    assert frame.model.unique().tolist() == ["smollm2-135m"]
+    assert lab.unanswered({"m": frame}, str(tmp_path)) == "Of **other** losses are stored but no answers."
 
 
 def test_every_stored_setting_stands_beside_the_chosen_one(frame, tmp_path):
