@@ -11,6 +11,19 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from softmaxlab import __version__, cli_breadth, cli_kernel, cli_zero_shot
+from softmaxlab.cli_options import (
+    Backend,
+    Batch,
+    Blocks,
+    Bos,
+    Context,
+    Corpus,
+    Device,
+    DeviceMap,
+    Dtype,
+    Model,
+    Sections,
+)
 from softmaxlab.errors import LabError
 
 Folder = Annotated[str, Parameter(name=["--results", "--folder"])]
@@ -36,18 +49,18 @@ def operators() -> None:
 @app.command
 def evaluate(
     *conditions: str,
-    section: list[str] | None = None,
-    model: str = "smollm2-135m",
-    corpus: str = "wikitext103",
-    context: int = 2048,
-    blocks: int = 0,
-    dtype: str = "float32",
-    device: str = "auto",
-    device_map: str = "",
+    section: Sections = None,
+    model: Model = "smollm2-135m",
+    corpus: Corpus = "wikitext103",
+    context: Context = 2048,
+    blocks: Blocks = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    device_map: DeviceMap = "",
     results: str = "results",
-    bos: str = "stream",
-    backend: str = "reference",
-    batch: int = 0,
+    bos: Bos = "stream",
+    backend: Backend = "reference",
+    batch: Batch = 0,
     vocabulary: bool = False,
 ) -> None:
     """Compute and store per-block losses; what is stored already is not computed again.
@@ -59,30 +72,8 @@ def evaluate(
     ----------
     conditions
         Text forms such as "softmax()" or "grid(K=32,R=4)@3". Prints each one's difference to softmax().
-    section
-        A named set of conditions of the paper, e.g. support or response-map; may be given several times.
-    model
-        A short name, a hub id (org/name@revision), a folder or a .gguf file.
-    corpus
-        wikitext103, pydoc (offline), or a text file.
-    context
-        Tokens of a block.
-    blocks
-        How many blocks; 0: all of the first 200,000 tokens.
-    dtype
-        float32 or bfloat16.
-    device
-        auto, cpu, cuda or mps.
-    device_map
-        "auto" spreads one model over all visible GPUs, for models that one does not hold.
     results
         Folder of the stored losses.
-    bos
-        stream, block or none.
-    backend
-        What computes attention.
-    batch
-        Blocks a forward pass; 0 chooses by device and memory.
     vocabulary
         Also measure how far the next-token distribution is from softmax's; costs the head twice more.
     """
@@ -125,12 +116,12 @@ def evaluate(
 def results(
     *,
     folder: Folder = "results",
-    model: str | None = None,
-    corpus: str | None = None,
-    context: int | None = None,
-    bos: str | None = None,
-    dtype: str | None = None,
-    backend: str | None = None,
+    model: Model | None = None,
+    corpus: Corpus | None = None,
+    context: Context | None = None,
+    bos: Bos | None = None,
+    dtype: Dtype | None = None,
+    backend: Backend | None = None,
     condition: str | None = None,
     csv: bool = False,
 ) -> None:
@@ -140,6 +131,8 @@ def results(
     ----------
     folder
         Folder of the stored losses.
+    condition
+        A text form such as "softmax()"; the other options narrow the list in the same way.
     csv
         Tidy CSV on standard output: model, corpus, context, bos, dtype, backend, condition, block, nll, predictions.
     """
@@ -169,12 +162,12 @@ def contrast(
     /,
     *,
     folder: Folder = "results",
-    model: str = "smollm2-135m",
-    corpus: str = "wikitext103",
-    context: int = 2048,
-    bos: str = "stream",
-    dtype: str = "float32",
-    backend: str = "reference",
+    model: Model = "smollm2-135m",
+    corpus: Corpus = "wikitext103",
+    context: Context = 2048,
+    bos: Bos = "stream",
+    dtype: Dtype = "float32",
+    backend: Backend = "reference",
 ) -> None:
     """The paired difference of two stored conditions, with its 95% block-bootstrap interval.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -11,6 +12,8 @@ from cyclopts import App, Parameter
 from softmaxlab.errors import LabError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from softmaxlab.bench.turns import Outcome
 
 PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input
@@ -25,19 +28,10 @@ Cells = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 Kernels = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 
 
-@bench.command
-def latency(
-    *,
-    cells: Cells = None,
-    kernels: Kernels = None,
-    graphs: bool = False,
-    sweeps: int = 0,
-    window_ms: float = 0,
-    results: str = "results",
-    limit: float = 0,
-    rehearse: bool = False,
-) -> None:
-    """Call latency by the paper's protocol, or with --graphs the kernels' duration through CUDA graphs.
+@Parameter(name="*")
+@dataclass(kw_only=True)
+class Options:
+    """What every program on the kernel takes.
 
     Parameters
     ----------
@@ -46,13 +40,6 @@ def latency(
     kernels
         Variants of FlashAttention-4 such as h15 "s(3)" "poly(2,all)", and sdpa-flash, sdpa-efficient, sdpa-cudnn
         (together: references). stock and control are always among them.
-    graphs
-        One process, kernels interleaved, a graph of calls with rotating inputs: for calls that the host bounds.
-    sweeps
-        With --graphs: replays of each kernel; 0 for 21.
-    window_ms
-        With --graphs: about how long a replay takes; 0 for 20. Longer ones even out the clock of a GPU at its power
-        limit.
     results
         Folder of the record; a rehearsal writes into the cache unless one is named.
     limit
@@ -60,37 +47,71 @@ def latency(
     rehearse
         Without a GPU: a kernel in PyTorch and times that are made up.
     """
+
+    cells: Cells = None
+    kernels: Kernels = None
+    results: str = "results"
+    limit: float = 0
+    rehearse: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Of the record."""
+        from softmaxlab.bench.session import rehearsal_folder
+
+        return rehearsal_folder() if self.rehearse and self.results == "results" else self.results
+
+    def run(
+        self, program: Callable[..., Outcome], name: str, cells: str, kernels: Sequence[str], *rest, **more
+    ) -> None:
+        """Run a program, with its own cells and kernels where none are named, and print what is then stored."""
+        from softmaxlab.bench import read
+
+        where = {"results": self.folder, "rehearse": self.rehearse}
+        outcome = program(self.cells or [cells], self.kernels or kernels, *rest, **where, limit=self.limit, **more)
+        print(read.text(name, self.folder, rehearsed=self.rehearse))
+        print(outcome)
+        if outcome.partial:
+            sys.exit(PARTIAL)
+
+
+_USUAL = Options()
+
+
+@bench.command
+def latency(options: Options = _USUAL, *, graphs: bool = False, sweeps: int = 0, window_ms: float = 0) -> None:
+    """Call latency by the paper's protocol, or with --graphs the kernels' duration through CUDA graphs.
+
+    Parameters
+    ----------
+    graphs
+        One process, kernels interleaved, a graph of calls with rotating inputs: for calls that the host bounds.
+    sweeps
+        With --graphs: replays of each kernel; 0 for 21.
+    window_ms
+        With --graphs: about how long a replay takes; 0 for 20. Longer ones even out the clock of a GPU at its power
+        limit.
+    """
     from softmaxlab.bench import latency as programs
     from softmaxlab.bench.kernels import DEFAULT
 
-    program = programs.duration if graphs else programs.run
-    where = _folder(results, rehearse)
-    numbers = programs.REHEARSAL if rehearse and not graphs else {}
+    numbers = programs.REHEARSAL if options.rehearse and not graphs else {}
     for name, value in {"sweeps": sweeps, "window_ms": window_ms}.items():
         if value and (not graphs or value < 0):
             raise LabError(f"{name} is {value}, but must be above 0 and goes with --graphs only")
         numbers |= {name: value} if value else {}
-    outcome = program(cells or ["quick"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit, **numbers)
-    _end("duration" if graphs else "latency", outcome, where, rehearse)
+    program, name = (programs.duration, "duration") if graphs else (programs.run, "latency")
+    options.run(program, name, "quick", DEFAULT, **numbers)
 
 
 @bench.command
-def energy(
-    *,
-    cells: Cells = None,
-    kernels: Kernels = None,
-    seconds: float = 45.0,
-    rounds: int = 1,
-    results: str = "results",
-    limit: float = 0,
-    rehearse: bool = False,
-) -> None:
+def energy(options: Options = _USUAL, *, seconds: float = 45.0, rounds: int = 1) -> None:
     """Board energy of a forward pass: a sustained loop of each kernel, power sampled at 100 ms.
+
+    The default cell is the paper's causal 16K.
 
     Parameters
     ----------
-    cells, kernels, results, limit, rehearse
-        As of `bench latency`; the default cell is the paper's causal 16K.
     seconds
         Of a loop.
     rounds
@@ -98,70 +119,28 @@ def energy(
     """
     from softmaxlab.bench import energy as programs
 
-    where = _folder(results, rehearse)
-    protocol = programs.REHEARSAL if rehearse else programs.Protocol(seconds=seconds)
-    outcome = programs.run(
-        cells or ["bf16/causal/16384"],
-        kernels or ["h15"],
-        protocol,
-        rounds=rounds,
-        results=where,
-        rehearse=rehearse,
-        limit=limit,
-    )
-    _end("energy", outcome, where, rehearse)
+    protocol = programs.REHEARSAL if options.rehearse else programs.Protocol(seconds=seconds)
+    options.run(programs.run, "energy", "bf16/causal/16384", ["h15"], protocol, rounds=rounds)
 
 
 @bench.command
-def counters(
-    *,
-    cells: Cells = None,
-    kernels: Kernels = None,
-    results: str = "results",
-    limit: float = 0,
-    rehearse: bool = False,
-) -> None:
+def counters(options: Options = _USUAL) -> None:
     """Hardware counters by Nsight Compute: XU, ALU, FMA and tensor pipes, instructions, registers.
 
-    Parameters
-    ----------
-    cells, kernels, results, limit, rehearse
-        As of `bench latency`; the default cell is causal 8K.
+    The default cell is causal 8K.
     """
     from softmaxlab.bench import counters as programs
     from softmaxlab.bench.kernels import DEFAULT
 
-    where = _folder(results, rehearse)
-    outcome = programs.run(
-        cells or ["bf16/causal/8192"], kernels or DEFAULT, results=where, rehearse=rehearse, limit=limit
-    )
-    _end("counters", outcome, where, rehearse)
+    options.run(programs.run, "counters", "bf16/causal/8192", DEFAULT)
 
 
 @bench.command
-def timeline(
-    *,
-    cells: Cells = None,
-    kernels: Kernels = None,
-    results: str = "results",
-    limit: float = 0,
-    rehearse: bool = False,
-) -> None:
-    """Kernel duration, launch cost and call latency of a traced run, by torch's profiler.
-
-    Parameters
-    ----------
-    cells, kernels, results, limit, rehearse
-        As of `bench latency`.
-    """
+def timeline(options: Options = _USUAL) -> None:
+    """Kernel duration, launch cost and call latency of a traced run, by torch's profiler."""
     from softmaxlab.bench import timeline as programs
 
-    where = _folder(results, rehearse)
-    fewer = programs.REHEARSAL if rehearse else {}
-    outcome = programs.run(
-        cells or ["quick"], kernels or ["h15"], results=where, rehearse=rehearse, limit=limit, **fewer
-    )
-    _end("timeline", outcome, where, rehearse)
+    options.run(programs.run, "timeline", "quick", ["h15"], **(programs.REHEARSAL if options.rehearse else {}))
 
 
 @bench.command
@@ -246,18 +225,3 @@ def show(program: str, /, *, results: str = "results") -> None:
     from softmaxlab.bench import read
 
     print(read.text(program, results))
-
-
-def _folder(results: str, rehearse: bool) -> str:
-    from softmaxlab.bench.session import rehearsal_folder
-
-    return rehearsal_folder() if rehearse and results == "results" else results
-
-
-def _end(program: str, outcome: Outcome, results: str, rehearse: bool) -> None:
-    from softmaxlab.bench import read
-
-    print(read.text(program, results, rehearsed=rehearse))
-    print(outcome)
-    if outcome.partial:
-        sys.exit(PARTIAL)

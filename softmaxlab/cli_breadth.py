@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from cyclopts import App
 
+from softmaxlab.cli_options import Backend, Batch, Blocks, Bos, Corpus, Device, DeviceMap, Dtype
 from softmaxlab.errors import LabError
 
 
@@ -19,15 +20,15 @@ def mount(app: App) -> None:
 def breadth(
     *models: str,
     contexts: tuple[int, ...] = (2048, 8192, 16384),
-    corpus: str = "wikitext103",
-    blocks: int = 0,
-    dtype: str = "float32",
-    device: str = "auto",
-    device_map: str = "",
+    corpus: Corpus = "wikitext103",
+    blocks: Blocks = 0,
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    device_map: DeviceMap = "",
     results: str = "results",
-    bos: str = "stream",
-    backend: str = "reference",
-    batch: int = 0,
+    bos: Bos = "stream",
+    backend: Backend = "reference",
+    batch: Batch = 0,
     no_vocabulary: bool = False,
     rehearse: bool = False,
 ) -> None:
@@ -35,6 +36,7 @@ def breadth(
 
     In the order of worth, step by step; started again after a stop it goes on where it was. Contexts beyond what a
     model was made for are left out, and said so. A launcher such as torchrun shares the work as for `evaluate`.
+    Temperatures are always matched on the reference's rows.
 
     Parameters
     ----------
@@ -42,24 +44,8 @@ def breadth(
         Short names, hub ids (org/name@revision), folders or .gguf files; without any, the embedded model.
     contexts
         Tokens of a block: the core set is measured at the first, what the paper compares over contexts at all.
-    corpus
-        wikitext103, pydoc (offline), or a text file.
-    blocks
-        How many blocks; 0: all of the first 200,000 tokens.
-    dtype
-        float32 or bfloat16.
-    device
-        auto, cpu, cuda or mps.
-    device_map
-        "auto" spreads a model over all visible GPUs, for models that one does not hold.
     results
         Folder of the stored results.
-    bos
-        stream, block or none.
-    backend
-        What computes attention, e.g. reference or fused; temperatures are always matched on the reference's rows.
-    batch
-        Blocks a forward pass; 0 chooses by device and memory.
     no_vocabulary
         Losses alone, without the distance of the output distribution.
     rehearse

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cyclopts import App
 
+from softmaxlab.cli_options import Backend, Device, Dtype, Model, Sections
+
 
 def mount(app: App) -> None:
     """Put the command under the application's."""
@@ -12,16 +14,16 @@ def mount(app: App) -> None:
 
 def zero_shot(
     *conditions: str,
-    section: list[str] | None = None,
+    section: Sections = None,
     tasks: list[str] | None = None,
-    model: str = "smollm2-135m",
+    model: Model = "smollm2-135m",
     data: str = "",
     limit: int = 0,
     batch: int = 8,
     padding: str = "right",
-    dtype: str = "float32",
-    device: str = "auto",
-    backend: str = "reference",
+    dtype: Dtype = "float32",
+    device: Device = "auto",
+    backend: Backend = "reference",
     results: str = "results",
 ) -> None:
     """Answer zero-shot tasks under conditions, store the answers, and compare each with softmax() in pairs.
@@ -30,13 +32,9 @@ def zero_shot(
     ----------
     conditions
         Text forms such as "softmax()" or "grid(K=32,R=4)". Without any: those of the paper's table and h15().
-    section
-        A named set of conditions; may be given several times.
     tasks
         lambada_openai, hellaswag, arc_easy, arc_challenge, piqa, winogrande; all if not given. May be given several
         times, and one may hold several names between commas.
-    model
-        A short name, a hub id (org/name@revision), a folder or a .gguf file.
     data
         Folder of local documents (hellaswag.jsonl, …). Else SOFTMAXLAB_ZERO_SHOT names it, else they come from the
         hub.
@@ -46,12 +44,6 @@ def zero_shot(
         Requests a forward pass. Part of a result's key: lattices turn last digits into steps.
     padding
         right or left.
-    dtype
-        float32 or bfloat16.
-    device
-        auto, cpu, cuda or mps.
-    backend
-        What computes attention.
     results
         Folder of the stored answers.
     """

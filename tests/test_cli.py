@@ -7,6 +7,8 @@ import sys
 import pandas as pd
 import pytest
 
+from softmaxlab import cli
+
 
 @pytest.fixture
 def setting(tiny_model, text_file, tmp_path):
@@ -17,6 +19,26 @@ def test_operators_are_listed_with_their_text_form(run):
     code, out, _ = run("operators")
     assert code == 0
     assert any(line.startswith("grid(K,R=1,recon=nearest,map=exp)  ") for line in out.splitlines())
+
+
+def commands(app, path=()):
+    """Every command and its path of names."""
+    if app.default_command:
+        yield " ".join(path), app
+    for name in app:
+        if not name.startswith("-"):
+            yield from commands(app[name], (*path, name))
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands(cli.app)))
+def test_every_command_and_every_option_is_described(name, command):
+    arguments = [a for a in command.assemble_argument_collection(parse_docstring=True) if a.show]
+    assert [a.name for a in arguments if not a.parameter.help] == []
+    assert command.help or command.default_command.__doc__
+
+
+def test_the_commands_are_found():
+    assert {"evaluate", "results", "bench latency", "zero-shot", "breadth"} <= {name for name, _ in commands(cli.app)}
 
 
 def test_the_package_runs_as_the_command():
