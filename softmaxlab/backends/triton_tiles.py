@@ -43,6 +43,30 @@ def parts_of(x, PARTS: tl.constexpr, DTYPE: tl.constexpr, FINITE: tl.constexpr):
 
 
 @triton.jit
+def start_of(
+    q, k, v, out, mask, q_batch, q_head, k_batch, k_head, v_batch, v_head, o_batch, mask_batch, n_heads, group,
+    M: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Where a program of the grid (batch · heads, blocks of queries, blocks of columns) begins.
+
+    Returns:
+        Which head of which sequence, block of queries, sequence; q, k, v, out and mask moved there; indices of the
+        block's rows, of the columns of q and k, and of those of v.
+    """
+    z = tl.program_id(0).to(tl.int64)
+    block = tl.num_programs(1) - 1 - tl.program_id(1)  # under a causal mask the longest rows begin first
+    batch, head = z // n_heads, z % n_heads
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + (head // group) * k_head
+    v += batch * v_batch + (head // group) * v_head
+    out += batch * o_batch + head * DV
+    mask += batch * mask_batch
+    rows = block * M + tl.arange(0, M)
+    v_columns = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
+    return z, block, batch, q, k, v, out, mask, rows, tl.arange(0, BLOCK_D), v_columns
+
+
+@triton.jit
 def tile(base, rows, stride, n_rows, columns, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, BOUND: tl.constexpr):
     """A (rows, columns) tile, 0 outside; BOUND says whether rows can be outside."""
     at = base + rows[:, None] * stride + columns[None, :]

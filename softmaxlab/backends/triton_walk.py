@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from softmaxlab.backends.triton_maps import LOG2E, MINUS_INFINITY, weights
-from softmaxlab.backends.triton_tiles import parts_of, product, queries, scores, visible
+from softmaxlab.backends.triton_tiles import parts_of, product, queries, scores, start_of, visible
 from softmaxlab.operators import packed
 from softmaxlab.semantics import WARP as _WARP
 
@@ -153,17 +153,10 @@ def simulate(
     SHIFT: tl.constexpr, BASE: tl.constexpr, SCALED: tl.constexpr, DROP: tl.constexpr, DEGREE: tl.constexpr,
 ):  # fmt: skip
     """A block of M queries of one head, some columns. Grid: (batch · heads, blocks of queries, blocks of columns)."""
-    z = tl.program_id(0).to(tl.int64)
-    block = tl.num_programs(1) - 1 - tl.program_id(1)  # under a causal mask the longest rows begin first
-    batch, head = z // n_heads, z % n_heads
-    q += batch * q_batch + head * q_head
-    k += batch * k_batch + (head // group) * k_head
-    v += batch * v_batch + (head // group) * v_head
-    out += batch * o_batch + head * DV
-    mask += batch * mask_batch
-    rows = block * M + tl.arange(0, M)
-    columns = tl.arange(0, BLOCK_D)
-    v_columns = tl.program_id(2) * BLOCK_DV + tl.arange(0, BLOCK_DV)
+    _, block, batch, q, k, v, out, mask, rows, columns, v_columns = start_of(
+        q, k, v, out, mask, q_batch, q_head, k_batch, k_head, v_batch, v_head, o_batch, mask_batch, n_heads, group,
+        M, BLOCK_D, DV, BLOCK_DV,
+    )  # fmt: skip
     q0, q1, q2 = queries(q, rows, q_row, n_queries, columns, scale, PARTS, DTYPE, D, BLOCK_D, FOLD)
     if MASKED:  # every visited tile reads the mask
         at = extents + (tl.where(mask_batch == 0, 0, batch) * tl.num_programs(1) + block) * 2
