@@ -48,7 +48,7 @@ def build(
             fails or takes too long, a chapter without outputs, a failed Sphinx build, a page that
             would load something from another host.
     """
-    from softmaxlab import costs_page, findings, paper_models, scaling, status
+    from softmaxlab import answer, costs_page, findings, paper_models, scaling, status
 
     root = notebooks.find_root()
     every = notebooks.find_chapters(root)
@@ -70,6 +70,7 @@ def build(
     scaling.write_page(root)
     paper_models.write_page(root)
     costs_page.write_page(root)
+    answer.write_page(root)
     findings.write_page(root)
     html = run_sphinx(root, every, strict=strict)
     loads = offline.external_loads(html)

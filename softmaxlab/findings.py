@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from softmaxlab import breadth, cross_model, models, report
 from softmaxlab.cross_model import Cell
@@ -50,6 +51,13 @@ class Finding:
     chapter: str
     label: str
     value: Callable[[Stored], Value | None]
+
+
+class Section(NamedTuple):
+    """Where a number comes from: the number of a chapter and a label in it."""
+
+    chapter: str
+    label: str
 
 
 class Stored:
@@ -177,14 +185,14 @@ def rows(findings: Iterable[Finding], stored: Stored, root: Path) -> list[tuple[
     return found
 
 
-def linked(text: str, finding: Finding, root: Path) -> str:
-    """The text as a link to the finding's section, to its chapter if there is no such section, else the text alone."""
+def linked(text: str, finding: Finding | Section, root: Path) -> str:
+    """The text as a link to a section, to its chapter if there is no such section, else the text alone."""
     label = target(finding, root)
     return f"{{ref}}`{text} <{label}>`" if label else text
 
 
-def target(finding: Finding, root: Path) -> str | None:
-    """The label that a finding links to, from the chapter's text; None if there is no such chapter."""
+def target(finding: Finding | Section, root: Path) -> str | None:
+    """The label that a link goes to, from the chapter's text; None if there is no such chapter."""
     for script in sorted((root / "notebooks").glob(f"{finding.chapter}_*.py")):
         labels = re.findall(r"^# \(([\w-]+)\)=$", script.read_text(encoding="utf-8"), re.MULTILINE)
         if labels:
