@@ -10,23 +10,21 @@ holds the embedding and the head, that nothing shares.
 from __future__ import annotations
 
 import json
-from statistics import median
 
-from trajectory_cost import common_arguments, loaded, timed
+import in_turn
 
 from softmaxlab.conditions import BASELINE, Condition, same_support
-from softmaxlab.evaluate import environment
 from softmaxlab.forward import decoder_layers
 from softmaxlab.losskey import LOSSES, LossKey
 from softmaxlab.runner import Run
 
 
 def main() -> None:
-    parser = common_arguments(__doc__)
+    parser = in_turn.arguments(__doc__)
     parser.add_argument("--backend", default="reference")
     args = parser.parse_args()
-    work = loaded(args)
-    device, layers = work.tokens.device.type, len(decoder_layers(work.model))
+    work = in_turn.loaded(args)
+    layers = len(decoder_layers(work.model))
     texts = [BASELINE, *(text for pair in same_support(layers) for text in pair)]
     parsed = {text: Condition.parse(text) for text in texts}
 
@@ -40,22 +38,12 @@ def main() -> None:
         for text in texts:
             evaluation([text])
 
-    ways = {"together": lambda: evaluation(texts), "each_alone": each_alone}
-    rounds = {name: [] for name in ways}
     evaluation([BASELINE, texts[1]])  # what is made once is made here
-    for _ in range(args.rounds):
-        for name, way in ways.items():
-            rounds[name].append(timed(way, device))
-    seconds = {name: median(times) for name, times in rounds.items()}
+    ways = {"together": lambda: evaluation(texts), "each_alone": each_alone}
+    rounds, seconds = in_turn.seconds(ways, args.rounds, work.tokens.device.type)
     report = {
-        "kind": "measured",
-        "model": args.model,
-        "context": args.context,
-        "blocks": len(work.tokens),
-        "batch": work.batch,
-        "dtype": args.dtype,
+        **in_turn.described(args, work),
         "backend": args.backend,
-        **environment(device),
         "conditions": len(texts),
         "share_of_time": round(seconds["together"] / seconds["each_alone"], 3),
         "share_of_layers": round((layers + 2) / (2 * layers + 1), 3),

@@ -3,18 +3,17 @@
     python tests/benchmarks/simulator_cost.py --device cuda
 
 Prints JSON. All variants run in turn in every round, so that a drift of the clock meets each; medians over the
-rounds. Nothing is asserted here: a time is a measurement, not a test.
+rounds.
 """
 
 from __future__ import annotations
 
 import json
-from statistics import median
+from functools import partial
 
-from trajectory_cost import common_arguments, loaded, timed
+import in_turn
 
 from softmaxlab.conditions import BF16_PATH, FP8_PATH, Condition
-from softmaxlab.evaluate import environment
 from softmaxlab.forward import evaluate_batch
 
 PAIRS = (
@@ -29,29 +28,19 @@ PAIRS = (
 
 
 def main() -> None:
-    args = common_arguments(__doc__).parse_args()
-    work = loaded(args)
-    device = work.tokens.device.type
+    args = in_turn.arguments(__doc__).parse_args()
+    work = in_turn.loaded(args)
 
     def evaluation(text: str, backend: str) -> None:
         for tokens in work.tokens.split(work.batch):
             evaluate_batch(work.model, Condition.parse(text), tokens, backend=backend)
 
-    rounds = {pair: [] for pair in PAIRS}
     for pair in PAIRS:
         evaluation(*pair)  # what is made once is made here
-    for _ in range(args.rounds):
-        for pair, times in rounds.items():
-            times.append(timed(lambda pair=pair: evaluation(*pair), device))
-    seconds = {pair: median(times) for pair, times in rounds.items()}
+    ways = {pair: partial(evaluation, *pair) for pair in PAIRS}
+    rounds, seconds = in_turn.seconds(ways, args.rounds, work.tokens.device.type)
     report = {
-        "kind": "measured",
-        "model": args.model,
-        "context": args.context,
-        "blocks": len(work.tokens),
-        "batch": work.batch,
-        "dtype": args.dtype,
-        **environment(device),
+        **in_turn.described(args, work),
         "evaluations": [
             {
                 "operator": text,

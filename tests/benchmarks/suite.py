@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
-from trajectory_cost import timed
 
 from softmaxlab import conditions, costs_suite, evaluate, floor, models
+from softmaxlab.bench.operators import timed
 from softmaxlab.files import write_text
 from softmaxlab.losskey import LOSSES
 from softmaxlab.store import Store

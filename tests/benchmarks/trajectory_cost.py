@@ -4,27 +4,24 @@
 
 Prints JSON. The forward pass, the pass with 16 operators and the pass with 16 temperatures run in turn on the same
 blocks, so that a drift of the clock meets all of them; medians over the rounds. The first call of each, which
-compiles, is timed apart. Nothing is asserted here: a time is a measurement, not a test.
+compiles, is timed apart.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import time
 import warnings
-from statistics import median
 
+import in_turn
 import torch
 
-from softmaxlab import models
+from softmaxlab.bench.operators import timed
 from softmaxlab.conditions import Condition
-from softmaxlab.evaluate import Work, environment
 from softmaxlab.forward import evaluate_batch
 from softmaxlab.operators import Softmax, Temperature
 from softmaxlab.recorder import Recorder
-from softmaxlab.trajectory import Setting, parse_operators, run
+from softmaxlab.trajectory import parse_operators, run
 
 OPERATORS = (
     "pot(m=0.5)",
@@ -46,42 +43,13 @@ OPERATORS = (
 )
 
 
-def timed(function, device: str) -> float:
-    """Seconds of one call, the device's queue included."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def common_arguments(description: str) -> argparse.ArgumentParser:
-    """What every benchmark of a model takes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=models.EMBEDDED)
-    parser.add_argument("--corpus", default="pydoc")
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
-    return parser
-
-
-def loaded(args: argparse.Namespace) -> Work:
-    """The model and the blocks that the arguments name."""
-    return Setting(args.model, args.corpus, args.context, args.blocks, args.dtype, "stream").load(args.device)
-
-
 def main() -> None:
-    parser = common_arguments(__doc__)
+    parser = in_turn.arguments(__doc__)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--profile", default="", help="write a table of the operators' pass by kernel to this file")
     args = parser.parse_args()
 
-    work = loaded(args)
+    work = in_turn.loaded(args)
     device = work.tokens.device.type
     compiled = device == "cuda" and not args.eager
     temperatures = {f"x{i}": Temperature(math.exp((i - 7.5) / 8)) for i in range(16)}
@@ -106,20 +74,10 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         first = {name: timed(f, device) for name, f in passes.items()}
-        rounds = {name: [] for name in passes}
-        for _ in range(args.rounds):
-            for name, f in passes.items():
-                rounds[name].append(timed(f, device))
-    seconds = {name: median(times) for name, times in rounds.items()}
+        rounds, seconds = in_turn.seconds(passes, args.rounds, device)
     report = {
-        "kind": "measured",
-        "model": args.model,
-        "context": args.context,
-        "blocks": len(work.tokens),
-        "batch": work.batch,
-        "dtype": args.dtype,
+        **in_turn.described(args, work),
         "compiled": compiled,
-        **environment(device),
         "forward_ms_per_block": 1000 * seconds["forward"] / len(work.tokens),
         "forwards": {n: round(s / seconds["forward"], 3) for n, s in seconds.items()},
         "forwards_per_operator": {

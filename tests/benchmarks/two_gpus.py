@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trajectory_cost import common_arguments
+import in_turn
 
 from softmaxlab import evaluate, models, ranks, runner
 from softmaxlab.conditions import BASELINE, canonical
@@ -31,7 +31,7 @@ CONDITIONS = (BASELINE, "grid(K=32,R=4)", "rowmax_pot(K_max=20)", "h15()", "temp
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = common_arguments(__doc__)
+    parser = in_turn.arguments(__doc__)
     parser.set_defaults(corpus="wikitext103", blocks=0, rounds=1)
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--batch", type=int, default=0)
