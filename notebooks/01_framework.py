@@ -236,6 +236,17 @@ Markdown(
 # : A score that lies exactly on an edge takes, with `upper`, the next edge above it. With `nearest`, a score
 #   halfway between two edges takes the upper one.
 # : The linear map is the level divided by the row's range. Any positive factor would cancel.
+#
+# Absolute lattices
+# : The lattice with an exact maximum gives weight 1 to **every** key at the row maximum; others may weigh more.
+# : A row's phase is the displacement of its maximum on the lattice; for lattices at the row maximum, which have none,
+#   it is that of the octave lattice anchored at score 0.
+#
+# Errors, outputs and rescue
+# : The error of a weight, $\log\hat w - \log w$, is taken where $\hat w > 0$; the share of the other keys stands beside.
+# : The change of a layer's local output is $\sqrt{\sum|(\hat p - p)V|^2 / \sum|pV|^2}$, both sums over all rows and heads
+#   of the layer; then layers are averaged.
+# : Where an operator leaves one side of a rescued set without mass, the row is renormalised on the other.
 
 # %% [markdown]
 # ## Try it: two blocks, live

@@ -270,6 +270,7 @@ weight_rows = [
         report.published("d1_same_support", model=reference, metric="D_W", stat="layer_mean"),
     ),
 ]
+total = report.published_rows("d1_same_support", metric="layers_positive")["n_layers"].iloc[0]
 if layers > 1:
     weight_rows.append(("mean, layers after the first", statistics.mean_over(losses, pairs[1:]), None))
 report.beside(
@@ -286,13 +287,20 @@ counts = {
     for metric in ("layers_positive", "layers_ci_above_zero")
 }
 largest = max(range(layers), key=lambda layer: by_layer[layer].mean)
-total = report.published_rows("d1_same_support", metric="layers_positive")["n_layers"].iloc[0]
+others = (total * weight_rows[1][2].value - first.value) / (total - 1)
 Markdown(
     f"**Measured**, {name}: {sum(e.mean > 0 for e in by_layer)} of {layers} point estimates are positive; of the "
     f"intervals, {report.tally(by_layer)}. **Published**, {reference}: {counts['layers_positive']} of {total} point "
     f"estimates positive, {counts['layers_ci_above_zero']} intervals above zero.\n\n"
     f"The largest estimate is {report.interval(by_layer[largest])} nats at layer {largest} here, and {first} nats at "
-    f"layer 0 in the paper, where the other layers lie between {low} and {high}."
+    f"layer 0 in the paper, where the other layers lie between {low} and {high}. From its mean and its layer 0 follows a "
+    f"mean of {report.number(others)} over the other layers, computed here, without an interval"
+    + (
+        f": ours over those is {report.number(weight_rows[2][1].mean / others, 2)} times that, while over all layers it is "
+        f"{report.number(weight_rows[1][1].mean / weight_rows[1][2].value, 2)} times the paper's."
+        if layers > 1
+        else "."
+    )
 )
 
 # %% tags=["hide-input", "hide-output"]
@@ -311,7 +319,8 @@ report.table(
 # (resolution)=
 # ## Resolution: how many levels?
 #
-# Full support again; now the scores are rounded to the grid of {eq}`eq-grid`. {numref}`fig-intervals` varies the
+# Full support again; now the scores are rounded to the grid of {eq}`eq-grid`. A row of $K$ intervals has $K$ different
+# weights with the upper edge, $K + 1$ with the nearest, and as many as it has scores with interpolation. {numref}`fig-intervals` varies the
 # number of intervals $K$ for three families: exponential and linear map with the upper edge and uniform
 # intervals, and the exponential map with the nearest edge and $R = 4$.
 
@@ -417,7 +426,8 @@ Markdown(
 # %% [markdown]
 # ## What agrees, and what does not
 #
-# Only signs are compared, and only where our interval excludes zero. Equal values could be expected only of the same
+# Only signs are compared, and only where our interval excludes zero. That an approximation costs something is what any
+# damage does, so the agreement of such signs says little; a contrast of two conditions could have come out either way. Equal values could be expected only of the same
 # model on the same blocks. The lists are made from the tables above.
 
 # %% tags=["hide-input"]

@@ -374,7 +374,8 @@ Markdown(
 # %% [markdown]
 # ## What agrees, and what does not
 #
-# Only signs are compared, and only where our interval excludes zero.
+# Only signs are compared, and only where our interval excludes zero. That an approximation costs something is what any
+# damage does, so the agreement of such signs says little; a contrast of two approximations could have come out either way.
 
 # %% tags=["hide-input"]
 Markdown(

@@ -179,7 +179,7 @@ report.table(
         },
         index=pd.Index(members, name="member"),
     ),
-    f"Octave error of the family: the envelope, and the least and largest value over {len(dense):,} exponents.",
+    f"Octave error of the family: the envelope, and the least and largest value over {len(dense):,} exponents, computed on this page.",
 )
 
 # %% [markdown]
@@ -232,7 +232,7 @@ summed = more.groupby("inputs", sort=False).agg(
 )
 report.table(
     summed.map("{:,}".format).rename(index=what).rename_axis("inputs"),
-    "What the paper did not test: all k, forms and clamps together.",
+    "What the paper did not test: all k, forms and clamps together. Computed on this page.",
 )
 
 # %% tags=["hide-input"]
@@ -272,7 +272,7 @@ report.table(
         },
         index=pd.Index([f"{case}: x = {shown(x)}" for case, x in rows], name="case"),
     ),
-    "Weights by the bit form, by clamp; and by the arithmetic form.",
+    "Weights by the bit form, by clamp; and by the arithmetic form. Computed on this page.",
 )
 
 # %% [markdown]
@@ -289,7 +289,7 @@ masked["clamp"] = [f"{'−' + str(-bits.CLAMPS[c]) if bits.CLAMPS[c] else 'none'
 masked["weight"] = masked["weight"].map(shown)
 report.table(
     masked.rename(columns={"weight": "weight of each key"}).set_index(["clamp", "form"]),
-    "A row whose keys are all masked: what comes out. The exact kernel gives 0.",
+    "A row whose keys are all masked: what comes out, computed on this page. The exact kernel gives 0.",
 )
 
 # %% [markdown]
@@ -509,8 +509,9 @@ start = lattice_endpoints.first_within(gaps, gap_floors)
 unresolved = [k for k, e in gaps.items() if e.resolved == "unresolved"]
 sure = [k for k, e in gaps.items() if e.resolved == "positive" and not floor.below(e.mean, gap_floors[k])]
 within = (
-    f"From **k = {start}** on, every member lies within the reproducibility floor of S: more bits buy nothing that can "
-    "be told from rounding"
+    f"From **k = {start}** on, every member lies within the reproducibility floor of S; k = {start} is "
+    f"{report.number(gaps[start].mean)} above it, {gaps[start].resolved}, where the floor is {report.number(gap_floors[start])}. Whether "
+    f"a bit beyond k = {start} buys anything cannot be told here"
     if start is not None
     else f"Up to k = {max(family)} no member stays within the reproducibility floor of S"
 )
@@ -538,8 +539,9 @@ Markdown(
 )
 
 # %% [markdown]
-# The floor of every member but $k = 0$ and $1$ is that measured at $k = 3$. A finer lattice makes smaller jumps: for
-# $k = 2$ it may be too low, for larger $k$ too high. The first $k$ within it is to be read as "about".
+# The floor of every member from $k = 3$ on is that measured at $k = 3$. A finer lattice makes smaller jumps, so for larger
+# $k$ it may be too high; $k = 2$ was not measured and has the largest of all. The first $k$ within it is to be read as
+# "about".
 
 # %% [markdown]
 # (fa4-polynomials)=
@@ -619,7 +621,8 @@ Markdown(
 # %% [markdown]
 # ## What agrees, and what does not
 #
-# Only signs are compared, and only where our interval excludes zero.
+# Only signs are compared, and only where our interval excludes zero. That an approximation costs something is what any
+# damage does, so the agreement of such signs says little; a contrast of two approximations could have come out either way.
 
 # %% tags=["hide-input"]
 Markdown(

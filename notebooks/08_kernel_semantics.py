@@ -27,14 +27,14 @@
 #
 # 1. tiles, and a running anchor,
 # 2. an anchor that lags behind the maximum,
-# 3. the rounding of P,
+# 3. the rounding of P, the weights, before they meet the values,
 # 4. queries, keys and values in FP8?
 #
 # The page follows §5.4 and appendix B.2 of {cite:t}`zhu2026softmax`, with Table B2, and goes past it with a sweep of
 # the threshold, the whole family $S(Q_k)$ inside the kernel's semantics, and the conversion of the operands as an
 # axis of its own. The semantics are **simulated** in the model; FlashAttention-4 does not run on this page. The losses
-# of smollm2-135m are of the simulator's PyTorch program; on an NVIDIA GPU one fused kernel now does the same
-# ({ref}`lab-costs`).
+# of smollm2-135m are of the simulator's PyTorch program. On an NVIDIA GPU one fused kernel now computes the same
+# definition; its mean losses of lattices over a few blocks differ by as much as 10⁻³ nats ({ref}`lab-costs`).
 
 # %% tags=["parameters"]
 model = "smollm2-135m"
@@ -210,7 +210,8 @@ def compared(rows, what, caption):
 # **With the exact exponential it must be softmax**, whatever tiles and anchors do. The table shows the loss of
 # softmax in each semantics minus that of softmax on whole rows, block by block. Semantics that round nothing must
 # agree to $10^{-6}$ nats in every block; the others need not, and how far they are off is what their rounding
-# costs softmax. The fused kernel adds in another order and is some $10^{-6}$ off.
+# costs softmax. The bound is that of the PyTorch program; the fused kernel adds in another order, and its softmax is
+# some $10^{-6}$ nats off.
 
 # %% tags=["hide-input"]
 same = {backend: shift(Arm("softmax()", backend), Arm("softmax()")) for backend in simulated}
@@ -397,7 +398,7 @@ Markdown(
     f"The paper's contrasts: {report.tally(four)} here. "
     f"{report.floor_note([(row[0], row[2], None) for row in contrast_rows], [row[4] for row in contrast_rows])} The "
     f"paper's cross-check of its simulator with its kernel, {report.text(gap)} % apart, has no counterpart on this "
-    "page: it needs the kernel, which is that of {ref}`kernel-fidelity`."
+    "page: it needs the kernel itself, and stands in the chapter \"Fidelity inside the kernel\"."
 )
 
 # %% [markdown]
@@ -557,9 +558,9 @@ compared(
 # %% [markdown]
 # ### Why it differs by operator
 #
-# At a random place in an octave a weight's error has a mean and a spread. At the anchor it has neither. If the row
-# maximum is the anchor, it is short of all other keys by their mean error, and a lag gives it the errors that
-# all keys have: **the bias between the maximum and the rest goes, the spread comes**.
+# At a random place in an octave a weight's error has a mean and a spread. At the anchor it has neither. So where the row
+# maximum is the anchor, all other keys are off against it by their mean error. A lag gives the maximum the errors that
+# all keys have: **the bias between the maximum and the rest goes, and the maximum's weight scatters instead**.
 
 # %% tags=["hide-input"]
 one_octave = -(torch.arange(4096, dtype=torch.float64) + 0.5) / 4096 - 1

@@ -265,7 +265,7 @@ def between_models(first, second):
     if len(h15) and "h15()" in lower and h15["high_b"].iloc[0] > 0:
         r = h15.iloc[0]
         text += (
-            f". By the nearest ends of both intervals Rowmax-H15 costs {title(b)} {report.number(r.low_a / r.high_b, 2)} times "
+            f". By the nearest ends of both intervals Rowmax-H15 costs {title(b)} at least {report.number(r.low_a / r.high_b, 2)} times "
             "less"
             + (
                 "; the ratio of the means says less, as one of them is not resolved from zero"

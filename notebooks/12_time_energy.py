@@ -239,7 +239,7 @@ def tallied(kernel):
 
 said(
     "; ".join(tallied(k) for k in ["fused7", "poly(2,all)", "identity", "packed(4,3)"] if k in set(table["kernel"]))
-    + ". Among the forms with more instructions than stock, more are slower: folding the constant and the maximum into one FMA takes "
+    + ". Of the forms, those with more instructions than stock are mostly slower: folding the constant and the maximum into one FMA takes "
     "most of the loss back, and a polynomial, which the B200's stock kernel runs for a share of its scores, would be the worst choice here."
 )
 
@@ -378,7 +378,8 @@ report.table(pd.DataFrame(listed).set_index("cell"), "Tables B4 and B5b: kernel 
 # (power-limit)=
 # ## Short windows, long windows and the power limit
 #
-# An attention kernel draws what the board allows. Above that the driver lowers the clock, with a lag. In a short window
+# A long attention kernel would draw more than the board allows; its power management then lowers the clock, with a lag.
+# In a short window
 # a kernel meets the clock that its predecessor left behind; in a long one it meets its own. So the first is noisier
 # and shows the kernel at a borrowed clock, and the second is what a sustained load gets.
 
@@ -447,8 +448,8 @@ said(
     + (f", {clocks('packed(4,3)')} for `packed(4,3)`" if "packed(4,3)" in set(steady["kernel"]) else "")
     + ". A kernel that keeps the tensor cores waiting draws less power a cycle and gets a faster clock for it; one that "
     "keeps them busy gets a slower one. **In these windows the clock works against each difference in cycles**, so a sustained "
-    "gain or loss is smaller than one in cycles. It need not: how much power a cycle takes depends on what it computes, and "
-    "`identity` has fewer cycles and the faster clock in the profile below. Bursts and long windows were timed on two boards. Over the "
+    "gain or loss is smaller than one in cycles. It need not: how much power a cycle takes depends on what it computes. "
+    "Bursts and long windows were timed on two boards. Over the "
     f"cells with both, the median against stock is {bursts('h15')}"
     + (f", and {bursts('packed(4,3)')}" if bursts("packed(4,3)") else "")
     + f"; against the control, {bursts('h15', 'control')}"
@@ -459,8 +460,8 @@ said(
 )
 
 # %% [markdown]
-# The paper recorded clocks after each window, and saw the same: at 16K and 32K its patched kernel ran at a lower clock
-# than stock. It did not record the power limit.
+# The paper recorded clocks after each window. In FP8, at 16K and 32K, its patched kernel ran at a lower clock than stock,
+# as a faster one does here; in BF16 at 16K at a slightly higher one. It did not record the power limit.
 
 # %% [markdown]
 # (time-counters)=
@@ -517,7 +518,7 @@ text = (
     f"({h['xu %']:.1f} %) and pays with instructions: {s['per score']:.2f} a score become {h['per score']:.2f}, on the ALU "
     f"({s['alu %']:.0f} → {h['alu %']:.0f} %) and in the issue slots ({s['issue %']:.0f} → {h['issue %']:.0f} %). The tensor cores "
     f"are busy less: {s['tensor %']:.0f} → {h['tensor %']:.0f} %. One warpgroup's softmax runs beside another's products, and even the longer one "
-    f"needs fewer issue slots than those take; that its chain of dependent instructions is what is waited for is a guess. In cycles, which no clock disturbs, it is {min(in_cycles):+.1f} to {max(in_cycles):+.1f} % "
+    f"needs fewer issue slots than those take; that its chain of dependent instructions is what is waited for is a guess. In cycles, which depend little on the clock, it is {min(in_cycles):+.1f} to {max(in_cycles):+.1f} % "
     f"(control: {min(controls, key=abs):+.1f} to {max(controls, key=abs):+.1f} %). "
 )
 if free:
@@ -572,9 +573,10 @@ for cell in dict.fromkeys(c for c, _ in cycle_gain):
 # ## Energy
 #
 # The paper's loop: each kernel for 45 s, board power ten times a second, mean power times time over forwards done. No
-# idle power is taken off. The card's own energy counter stands beside.
+# idle power is taken off. The power is the driver's average, which takes about a second to rise, so that its products are
+# a little low; the card's own energy counter stands beside.
 
-# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-time-power", "caption": "Board power and SM clock through the sustained loop of each kernel, BF16 causal 16K. Measured."}, "image": {"alt": "Two panels against seconds. Above, the board power of all kernels lies at the same level just below the power limit. Below, their clocks differ: the packed form lowest, Rowmax-H15 highest."}}
+# %% tags=["hide-input"] mystnb={"figure": {"name": "fig-time-power", "caption": "Board power (the driver's average) and SM clock through the sustained loop of each kernel, BF16 causal 16K. Measured."}, "image": {"alt": "Two panels against seconds. Above, the board power of all kernels lies at the same level just below the power limit. Below, their clocks differ: the packed form lowest, Rowmax-H15 highest."}}
 traces = {
     t["kernel"]: pd.DataFrame(t["samples"], columns=["seconds", "power", "instant", "clock", "temperature"])
     for e, f, kind in stored("energy", record)
@@ -594,6 +596,7 @@ report.table(
             "clock (MHz), measured": [f"{r.clock:.0f}" for r in energy.itertuples()],
             "time a forward (ms), measured": [f"{r.ms:.4f}" for r in energy.itertuples()],
             "energy a forward (mJ), measured": [f"{r.mj:.1f}" for r in energy.itertuples()],
+            "by the energy counter (mJ), measured": [f"{r.mj_counter:.1f}" for r in energy.itertuples()],
             "against stock (%), measured": [f"{r.vs_stock:+.2f}" for r in energy.itertuples()],
             "against control (%), measured": [f"{r.vs_control:+.2f}" for r in energy.itertuples()],
             "against stock, no ramp (%), measured": [f"{r.vs_stock_no_ramp:+.2f}" for r in energy.itertuples()],
@@ -692,7 +695,7 @@ report.table(wide.map(lambda v: f"{v:.4f}"), "Table B5g: B200, BF16, call latenc
 # - **No call latency, no timeline**: durations are of the kernel in a CUDA graph. A caller who launches a short kernel
 #   from Python waits for the host, not for the exponential.
 # - **No locked clock.** The board's limit and its driver are part of what is measured, as they are for anyone who uses
-#   such a card. Cycles are free of it.
+#   such a card. Cycles depend on it little.
 # - **Two boards of one type.** Bursts, counters and energy are of one, long windows of the other; tables that put them
 #   side by side say so. Another board may have another power limit and clock.
 # - **No interval of an energy.** One loop a kernel, as in the paper.

@@ -18,7 +18,7 @@ from softmaxlab.store import Store
 
 FUSED = "fused"
 #: Families of operators without a lattice or a grid (`floor.family`).
-CONTINUOUS = ("smooth", "support")
+CONTINUOUS = ("smooth", "far temperature", "support")
 
 
 @dataclass(frozen=True)

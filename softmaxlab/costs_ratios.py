@@ -131,7 +131,10 @@ def _rate(row: Row) -> str:
         return ""
     operations = 2 * row["context"] ** 2 * heads * dim  # two products, of which a causal mask leaves half
     rate = operations / (row["sdpa_ms"] / 1000) / 1e12
-    return f"sdpa's kernel runs at about {report.number(rate, 2)} TFLOP/s, with P rounded to the inputs' dtype."
+    return (
+        f"sdpa's kernel, which torch chooses, runs at about {report.number(rate, 2)} TFLOP/s, with P rounded to the "
+        "inputs' dtype."
+    )
 
 
 def ratio_tables(rows: Sequence[Row], found: tuple[str, str, int]) -> str:

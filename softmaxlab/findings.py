@@ -109,6 +109,7 @@ def compare(ours: Estimate, theirs: Published | None, transform: Callable[[float
         "same sign": f"same sign, resolved; {ratio}",
         "paper unresolved": "differs: resolved here alone",
         "ours unresolved": "differs: not resolved here",
+        "both unresolved": "not resolved here or in the paper",
         "opposite sign": "differs: opposite sign",
     }[report.agreement(ours, theirs, transform(0.0))]
 

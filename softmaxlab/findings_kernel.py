@@ -93,12 +93,17 @@ def _gates(stored: Stored) -> Value | None:
     table = gates.verdict(record.frame)
     offered = table[table["offered"]]
     green = int((offered["passed"] == offered["gates"]).sum())
-    said = "agrees: nothing outside" if green == len(offered) else f"differs: {len(offered) - green} with a red gate"
+    said = (
+        "agrees for what is offered: nothing outside"
+        if green == len(offered)
+        else f"differs: {len(offered) - green} with a red gate"
+    )
     paper_form = table[table["variant"] == "h15"]
     if len(paper_form):
         h15 = paper_form.iloc[0]
         said += (
-            f"; H15 in the paper's clamp: {h15['passed']} of {h15['gates']}, red on fully masked rows"
+            f"; H15 in the paper's clamp passes {h15['passed']} of {h15['gates']} and fails on fully masked rows, "
+            "which the paper does not report to have tested"
             if h15["failed"]
             else ""
         )
@@ -113,10 +118,15 @@ def _counts(stored: Stored) -> Value | None:
     known = throughput.compare(frame)
     known = known[known["exposed"].notna()]
     low, high = known[["overlapped", "exposed"]].min(axis=1), known[["overlapped", "exposed"]].max(axis=1)
-    inside = int(((known["published"] >= low) & (known["published"] <= high)).sum())
+    outside = known[(known["published"] < low) | (known["published"] > high)]
+    listed = "; ".join(
+        f"{r.dtype.upper()}, {r.mask.replace('noncausal', 'no mask')}, {r.published:.1f} % where the limits are "
+        f"{report.number(low[r.Index])} and {report.number(high[r.Index])} %"
+        for r in outside.itertuples()
+    )
     return Value(
-        f"{inside} of {len(known)} published gains lie between two limits from instruction counts",
-        "agrees" if inside == len(known) else f"differs in {len(known) - inside}: counts alone do not foretell a gain",
+        f"{len(known) - len(outside)} of {len(known)} published gains lie between two limits from instruction counts",
+        f"differs in {len(outside)} ({listed}): counts alone do not foretell a gain" if listed else "agrees",
         "compiled",
     )
 
@@ -191,9 +201,11 @@ def _signed(value: float) -> str:
 
 
 GAIN = published("tableB5a_main", dtype="bf16", seq=16384, head_dim=128, kernel="A1_vs_A0", metric="speedup")
-_GAINS = published_rows("tableB5a_main", kernel="A1_vs_A0", metric="speedup")["value"]
+#: Its gains in the settings whose stock latency it prints, which is what the counts are held to.
+_GAINS = throughput.published().dropna(subset="latency")["value"]
 _ENERGY = published("tableB5f_energy", kernel="A1_vs_A0", metric="energy_change")
 _OUTSIDE = published("gates", metric="outside_envelope_with_tolerance")
+_SHARE = published("gates", metric="below_envelope")
 _ELEMENTS = int(published_rows("gates", metric="outside_envelope_with_tolerance")["n_elements"].iloc[0])
 
 FINDINGS = [
@@ -207,14 +219,14 @@ FINDINGS = [
     Finding("So does the patched kernel", printed(_FIVE, "nats", "five models, B200"), "11", "table-2", _kernel),
     Finding(
         "The patched kernel computes the operator that is meant",
-        f"{_OUTSIDE} of {_ELEMENTS:,} weights outside (H15, B200)",
+        f"{_SHARE} % of {_ELEMENTS:,} weights below the envelope, {_OUTSIDE} beyond E4M3's rounding (H15, B200)",
         "09",
         "gates",
         _gates,
     ),
     Finding(
         "Instruction counts foretell what a patch gains",
-        f"none; its gains: {printed(_GAINS, '%', 'B200')}",
+        f"none; its gains: {printed(_GAINS, '%', f'{len(_GAINS)} settings, B200')}",
         "10",
         "gains",
         _counts,

@@ -66,6 +66,9 @@ def _ten(condition: str) -> Iterable[float]:
 
 
 _LAYER_MEAN = _of("d1_same_support", "D_W", stat="layer_mean")
+_LAYERS = int(published_rows("d1_same_support", metric="layers_positive")["n_layers"].iloc[0])
+#: The paper's mean over the layers after the first, which it does not print.
+_LATER_MEAN = (_LAYERS * _LAYER_MEAN.value - _of("d1_same_support", "D_W", layers="0").value) / (_LAYERS - 1)
 
 
 def _same_support(stored: Stored) -> Value | None:
@@ -84,7 +87,11 @@ def _same_support(stored: Stored) -> Value | None:
         return None
     above = sum(statistics.contrast(frame, *pair).resolved == "positive" for pair in pairs)
     value = estimated(statistics.mean_over(frame, pairs), _LAYER_MEAN)
-    return Value(f"{value.text}, mean of {len(pairs)} layers; {above} resolved above zero", value.agreement)
+    later = statistics.mean_over(frame, pairs[1:]).mean / _LATER_MEAN
+    return Value(
+        f"{value.text}, mean of {len(pairs)} layers; {above} resolved above zero",
+        f"{value.agreement}, of which layer 0 is most; without layer 0 {report.number(later, 2)} times",
+    )
 
 
 _R2, _SLOPE = (_of("d3_response_map", metric) for metric in ("r2", "slope"))
@@ -178,7 +185,7 @@ FINDINGS = [
         _same_support,
     ),
     _of_cell(
-        "32 levels, finer near the maximum, are nearly enough",
+        "32 intervals, finer near the maximum, are nearly enough",
         "02",
         "resolution",
         lambda cell: cell.delta(_COMMON),
@@ -214,7 +221,7 @@ FINDINGS = [
         _of("tableD2_matched", "D_T", level="10J0"),
     ),
     _of_cell(
-        "Restoring the softmax mass changes that contrast, with its sign: $G_{\\mathrm{gap}}(10J_0)$",
+        "Restoring the softmax mass lowers that contrast: $G_{\\mathrm{gap}}(10J_0) > 0$",
         "04",
         "rescue",
         lambda cell: cell.contrast("G_gap(10J0)"),
@@ -229,7 +236,7 @@ FINDINGS = [
         percent=True,
     ),
     _of_cell(
-        "Powers of two from the row maximum cost little, if not nothing",
+        "Powers of two from the row maximum cost little, but not nothing",
         "05",
         "rowmax-pot",
         lambda cell: cell.delta(_POT),

@@ -1,9 +1,9 @@
 """The reproducibility floor: how far the same condition differs between implementations of the same definition.
 
 A lattice or a grid turns a rounding difference in a score into a step of a weight, and the layers above
-amplify it. So two correct implementations disagree, block by block and a little in the mean. A mean loss
-smaller than that disagreement cannot be told from rounding, whatever its bootstrap interval says: the
-interval measures the spread over blocks, not over implementations. The paper has no such control.
+amplify it. So two correct implementations disagree, block by block and a little in the mean. The bootstrap over
+blocks holds the spread of such flips; whether implementations differ in the mean it cannot say. A mean loss smaller
+than the largest such difference that was seen may be one of rounding. The paper has no such control.
 """
 
 from __future__ import annotations
@@ -24,11 +24,21 @@ VARIANTS = {
 }
 
 
+#: Temperatures whose differences are like that of the measured one, 0.9; far from 1 rounding grows with a row's range.
+NEAR_ONE = (0.75, 1.5)
+
+
 def family(condition: str) -> str:
-    """`smooth` for operators without steps, `octave`, `half octave` or `lattice` by spacing, `grid`, `support`."""
+    """`smooth` for operators without steps, `octave`, `half octave` or `fine lattice` by spacing, `grid`.
+
+    No condition of `conditions.reproducibility` measures the others: `far temperature`, `other lattice`, `rescue`,
+    `support`.
+    """
     operator = conditions.Condition.parse(condition).operator
     match operator:
-        case operators.Grid(recon="lerp") | operators.Softmax() | operators.Temperature():
+        case operators.Temperature(alpha=alpha):
+            return "smooth" if NEAR_ONE[0] <= alpha <= NEAR_ONE[1] else "far temperature"
+        case operators.Grid(recon="lerp") | operators.Softmax():
             return "smooth"
         case operators.S() | operators.FA4Poly():
             return "smooth"
@@ -40,10 +50,14 @@ def family(condition: str) -> str:
             return "half octave"
         case operators.ILPoTHA() | operators.ILPoTH15():
             return "half octave"
+        case operators.SQ(k=k) if k >= 3:
+            return "fine lattice"
+        case operators.PoT(m=m) if m >= 8:
+            return "fine lattice"
         case operators.PoT() | operators.SQ():
-            return "lattice"
-        case operators.Rescue():
-            return family(str(operator.of))
+            return "other lattice"
+        case operators.Rescue():  # the rescued set has an edge, and that is a step
+            return "rescue"
         case _:
             return "support"
 
@@ -57,7 +71,8 @@ def differences(losses: Callable[..., pd.DataFrame], texts: Iterable[str] | None
 
     Returns:
         One row a condition and variant: condition, family, variant, mean, sd (over blocks, n − 1),
-        max (largest absolute difference of a block), n_blocks; nats.
+        max (largest absolute difference of a block), n_blocks, resolved (whether the mean is,
+        `statistics.Estimate`); nats.
     """
     texts = conditions.canonical([conditions.BASELINE, *(texts or conditions.reproducibility())])
     reference = _delta(losses(texts, backend=REFERENCE))
@@ -77,19 +92,12 @@ def between(reference: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
         reference, other: tidy losses, each with softmax's, one row a condition and block.
 
     Returns:
-        One row a condition of both: condition, family, mean, sd, max, n_blocks as of `differences`; resolved, whether
-        the mean is (`statistics.Estimate`); same, whether all losses are equal bit for bit.
+        One row a condition of both, as of `differences`; and same, whether all losses are equal bit for bit.
     """
     texts = [text for text in reference["condition"].unique() if text in set(other["condition"])]
     losses = [frame.pivot(index="condition", columns="block", values="nll").loc[texts] for frame in (reference, other)]
-    deltas = _delta(reference), _delta(other)
-    found = _apart(*deltas, texts)
-    resolved = [
-        statistics.bootstrap((deltas[1][t] - deltas[0][t]).dropna().to_numpy()).resolved for t in found["condition"]
-    ]
-    return found.assign(
-        resolved=resolved, same=found["condition"].map((losses[0] == losses[1]).all(axis=1)).astype(bool)
-    )
+    found = _apart(_delta(reference), _delta(other), texts)
+    return found.assign(same=found["condition"].map((losses[0] == losses[1]).all(axis=1)).astype(bool))
 
 
 def _apart(reference: pd.DataFrame, other: pd.DataFrame, texts: Iterable[str]) -> pd.DataFrame:
@@ -101,8 +109,9 @@ def _apart(reference: pd.DataFrame, other: pd.DataFrame, texts: Iterable[str]) -
         if len(d) < 2:
             raise LabError(f"{text} has {len(d)} common blocks, but a spread needs at least 2")
         row = {"condition": text, "family": family(text), "mean": d.mean()}
-        rows.append(row | {"sd": d.std(ddof=1), "max": d.abs().max(), "n_blocks": len(d)})
-    return pd.DataFrame(rows, columns=["condition", "family", "mean", "sd", "max", "n_blocks"])
+        row |= {"sd": d.std(ddof=1), "max": d.abs().max(), "n_blocks": len(d)}
+        rows.append(row | {"resolved": statistics.bootstrap(d.to_numpy()).resolved})
+    return pd.DataFrame(rows, columns=["condition", "family", "mean", "sd", "max", "n_blocks", "resolved"])
 
 
 def _delta(frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ is typed by hand. The columns are described in data/paper/README.md.
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from importlib import resources
 
@@ -29,7 +30,7 @@ class Published:
         value: the number; low, high: ends of its 95% interval, None where none is printed.
         unit: of all three, "" where it has none.
         source: where in the paper it stands.
-        text: the printed digits, with the interval in brackets where there is one; also `str()`.
+        text: the printed digits, with the interval in brackets where there is one; `str()` has true minus signs.
     """
 
     value: float
@@ -40,7 +41,7 @@ class Published:
     text: str
 
     def __str__(self) -> str:
-        return self.text
+        return re.sub(r"(?<![\w.])-(?=[\d.])", "−", self.text)
 
 
 def tables() -> list[str]:

@@ -91,9 +91,10 @@ def agreement(ours: Estimate, theirs: Published | None, neutral: float = 0.0) ->
     """
     if theirs is None:
         return MISSING
+    open_there = theirs.low is not None and theirs.high is not None and theirs.low <= neutral <= theirs.high
     if ours.resolved == "unresolved":
-        return "ours unresolved"
-    if theirs.low is not None and theirs.high is not None and theirs.low <= neutral <= theirs.high:
+        return "both unresolved" if open_there else "ours unresolved"
+    if open_there:
         return "paper unresolved"
     same = (theirs.value > neutral) == (ours.resolved == "positive")
     return "same sign" if same else "opposite sign"
@@ -155,7 +156,7 @@ def floor_of(weights: Mapping[str, float] | Iterable[str], floors: pd.Series) ->
             ΔNLL is taken against it.
         floors: floor of each family (`floor.floors`).
 
-    The sum is the worst case: it is reached only if the two sides of a contrast move in opposite directions.
+    The sum is reached only if the two sides of a contrast move in opposite directions.
     """
     weights = weights if isinstance(weights, Mapping) else dict.fromkeys(weights, 1.0)
     return sum(abs(w) * floor.of(c, floors) for c, w in weights.items() if c != conditions.BASELINE)
@@ -236,7 +237,8 @@ def verdict(rows: Iterable[tuple[str, Estimate, Published | None]], neutral: flo
     phrases = {
         "same sign": "Resolved here with the paper's sign",
         "opposite sign": "Resolved here with the opposite sign",
-        "ours unresolved": "Unresolved here (our interval holds zero)",
+        "ours unresolved": "Unresolved here, and in the paper resolved or without an interval",
+        "both unresolved": "Unresolved here and in the paper",
         "paper unresolved": "Resolved here but not in the paper",
         MISSING: "Without a published value to compare",
     }

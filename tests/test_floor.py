@@ -46,6 +46,7 @@ def test_differences_and_floors_are_what_was_planted():
     assert floors["grid"] == pytest.approx(2e-4)
     assert floors["octave"] == pytest.approx(1e-3)
     assert floors["any"] == floors["octave"]
+    assert set(found.resolved) == {"positive", "negative", "unresolved"}
     assert floor.of("rowmax_pot(K_max=20)", floors) == floors["octave"]
     assert floor.of("topk(f=0.5)", floors) == floors["any"], "a family that was not measured takes the largest"
     assert floor.below(-9e-4, floors["octave"])
@@ -59,9 +60,15 @@ def test_families():
         "grid(K=4,recon=lerp)": "smooth",
         "pot(m=1)": "octave",
         "pot(m=2)": "half octave",
-        "pot(m=4)": "lattice",
+        "pot(m=8)": "fine lattice",
+        "sq(k=3)": "fine lattice",
+        "pot(m=4)": "other lattice",
+        "pot(m=0.5)": "other lattice",
+        "sq(k=2)": "other lattice",
         "rowmax_pot(K_max=12,tail=drop)": "octave",
-        "rescue(of=temperature(alpha=0.9))": "smooth",
+        "temperature(alpha=0.9)": "smooth",
+        "temperature(alpha=0.5)": "far temperature",
+        "rescue(of=temperature(alpha=0.9))": "rescue",
         "topk(f=0.5)": "support",
         "mean_threshold()@3": "support",
     }

@@ -96,6 +96,8 @@ def test_published_grids_convert_and_keep_the_range():
         (estimate(-1, -2, -0.5), printed(-3.0, -4, -2), 0, "same sign"),
         (estimate(1, -0.5, 2), printed(3.0), 0, "ours unresolved"),
         (estimate(1, 0.0, 2), printed(3.0), 0, "ours unresolved"),
+        (estimate(1, -0.5, 2), printed(3.0, 1, 7), 0, "ours unresolved"),
+        (estimate(1, -0.5, 2), printed(3.0, -1, 7), 0, "both unresolved"),
         (estimate(1, 0.5, 2), printed(3.0, -1, 7), 0, "paper unresolved"),
         (estimate(1, 0.5, 2), None, 0, "—"),
         (estimate(1, 0.5, 2), printed(0.9), 1, "opposite sign"),
@@ -154,7 +156,7 @@ def test_verdict_puts_each_row_into_one_group():
     ]
     text = report.verdict(rows)
     assert "paper's sign, 1: a." in text and "opposite sign, 1: b." in text
-    assert "zero), 1: c." in text and "compare, 1: d." in text
+    assert "without an interval, 1: c." in text and "compare, 1: d." in text
 
 
 FLOORS = pd.Series({"grid": 0.002, "smooth": 0.0001, "any": 0.01})

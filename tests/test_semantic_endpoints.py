@@ -193,4 +193,4 @@ def test_the_committed_costs_keep_to_the_limit():
         for e in record["evaluations"]
         if (e["operator"], e["backend"]) == ("h15()", "online(tile=128,tau=8)")
     ]
-    assert 1 < cost <= 4
+    assert 0 < cost <= 4  # below 1 for the fused program on a GPU, beside plain PyTorch

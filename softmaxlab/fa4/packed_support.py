@@ -30,7 +30,7 @@ UNTESTED = {
     "mask_mod": "a mask_mod is untested",
     "block_sparse_tensors": "block sparsity is untested",
     "gather_kv_indices": "gathered keys are untested",
-    "aux_tensors": "a score_mod or mask_mod is untested",
+    "aux_tensors": "tensors of such a function are untested",
     "q_descale": "a descale is untested",
     "k_descale": "a descale is untested",
     "v_descale": "a descale is untested",
