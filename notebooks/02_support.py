@@ -270,7 +270,7 @@ weight_rows = [
         report.published("d1_same_support", model=reference, metric="D_W", stat="layer_mean"),
     ),
 ]
-total = report.published_rows("d1_same_support", metric="layers_positive")["n_layers"].iloc[0]
+total = int(report.published_rows("d1_same_support", metric="layers_positive")["n_layers"].iloc[0])
 if layers > 1:
     weight_rows.append(("mean, layers after the first", statistics.mean_over(losses, pairs[1:]), None))
 report.beside(
