@@ -389,7 +389,15 @@ report.table(
             "largest of a block (nats)": differences["max"].map(report.number),
             "mean resolved": differences["resolved"],
         }
-    ).set_index(pd.MultiIndex.from_frame(differences[["condition", "family", "variant"]])),
+    ).set_index(
+        pd.MultiIndex.from_arrays(
+            [
+                differences["condition"] + ": " + differences["family"],
+                differences["variant"].str.removeprefix("reference-"),
+            ],
+            names=["condition: family", "variant"],
+        )
+    ),
     f"ΔNLL of equivalent implementations minus that of the reference, {name}, measured.",
 )
 
