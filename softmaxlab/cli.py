@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -136,14 +137,21 @@ def results(
     csv
         Tidy CSV on standard output: model, corpus, context, bos, dtype, backend, condition, block, nll, predictions.
     """
+    from softmaxlab import corpus as corpora
+    from softmaxlab import models
     from softmaxlab.conditions import Condition
+    from softmaxlab.evaluate import check_setting
 
     store = _store(folder)
-    if condition is not None:
-        condition = str(Condition.parse(condition))
-    frame = store.frame(
-        model=model, corpus=corpus, context=context, bos=bos, dtype=dtype, backend=backend, condition=condition
-    )
+    condition = condition and str(Condition.parse(condition))
+    checked = check_setting(dtype or "float32", bos or "stream", backend or "reference")
+    backend = backend and checked
+    # As they are stored, or as `evaluate` takes them: a path, a hub id.
+    names = {
+        "model": model and _either(model, lambda: models.resolve(model).name),
+        "corpus": corpus and _either(corpus, lambda: corpora.corpus_name(corpus)),
+    }
+    frame = store.frame(**names, context=context, bos=bos, dtype=dtype, backend=backend, condition=condition)
     if csv:
         frame.to_csv(sys.stdout, index=False)
         return
@@ -253,10 +261,19 @@ def _assignment(text: str) -> tuple[str, object]:
         return name, value  # a bare word is text
 
 
+def _either(name: str, canonical: Callable[[], str]) -> list[str]:
+    try:
+        return [name, canonical()]
+    except LabError:  # what is stored may be of a model that is not here
+        return [name]
+
+
 def _store(folder: str):
     from softmaxlab.evaluate import find_results
     from softmaxlab.store import Store
 
+    if not folder:
+        raise LabError("the results folder is empty: name one, as --results results")
     root = find_results(folder)
     if not Path(root).exists():
         raise LabError(f"there is no results folder {root}: `softmaxlab evaluate` makes one")
@@ -272,6 +289,10 @@ def main() -> None:
         sys.exit(getattr(error, "exit_code", 2))
     except BrokenPipeError:  # `… | head` closed the pipe; that is the reader's right
         sys.stderr.close()
+    except OSError as error:  # a file system that fails anywhere is not the program's fault; no traceback helps
+        name = f"{str(error.filename)[:200]}: " if error.filename else ""
+        print(f"softmaxlab: {name}{error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import nullcontext
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from softmaxlab.cli_options import Backend, Batch, Blocks, Bos, Corpus, Device, DeviceMap, Dtype
 from softmaxlab.errors import LabError
@@ -19,7 +20,7 @@ def mount(app: App) -> None:
 
 def breadth(
     *models: str,
-    contexts: tuple[int, ...] = (2048, 8192, 16384),
+    contexts: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (2048, 8192, 16384),
     corpus: Corpus = "wikitext103",
     blocks: Blocks = 0,
     dtype: Dtype = "float32",
@@ -73,8 +74,9 @@ def breadth(
         setting |= {k: v for k, v in steps.REHEARSAL.items() if k in setting}
         contexts = steps.REHEARSAL["contexts"]
     with tempfile.TemporaryDirectory() if rehearse else nullcontext(results) as folder:
-        for model in models or (EMBEDDED,):
-            fits, beyond = steps.reachable(model, contexts)
+        # All are looked at before the first is measured, which may take hours.
+        reach = {model: steps.reachable(model, contexts) for model in models or (EMBEDDED,)}
+        for model, (fits, beyond) in reach.items():
             if beyond:
                 say(f"{model}: made for fewer than {', '.join(map(str, beyond))} tokens, left out", flush=True)
             for step in steps.plan(fits):

@@ -10,6 +10,7 @@ from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator
 
 BASELINE = "softmax()"
+DIGITS = 4  # of a layer's number
 TOPK_FRACTIONS = (0.5, 0.25, 0.15, 0.1, 0.065, 0.026, 0.01, 0.0065)
 
 
@@ -55,10 +56,12 @@ class Condition:
 def _parse_layers(text: str, layers: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in layers.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+        ends = part.strip().split("-", 1)
+        if any(len(end) > DIGITS for end in ends if end.isdecimal()):
+            raise LabError(f"condition {text[:60]!r} names a layer of more than {DIGITS} digits, and no model has one")
+        if not all(end.isdecimal() for end in ends) or int(ends[-1]) < int(ends[0]):
             raise LabError(f"condition {text!r}: {part!r} is not a layer number or a range such as 0-5")
-        found.update(range(int(low), int(high or low) + 1))
+        found.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(found))
 
 

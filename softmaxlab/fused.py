@@ -20,7 +20,7 @@ from torch import Tensor
 from softmaxlab import divergence
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Grid, MeanThreshold, Operator, PoT, RowmaxPoT, Softmax, Temperature
-from softmaxlab.operators.grid import edge_fractions
+from softmaxlab.operators.grid import edge_fractions, searched
 
 #: Operators of one pass each hold a few graphs; the compiler's own default is eight for a function.
 _GRAPHS = 64
@@ -109,7 +109,7 @@ def _family(operator: Operator, device: str) -> tuple[Callable, list[Tensor]] | 
             return _pot, [number(operator.m)]
         case RowmaxPoT():
             return _rowmax_pot(operator.tail), [number(operator.K_max)]
-        case Grid():
+        case Grid() if not searched(operator.K, operator.R):
             uniform = operator.K == 1 or operator.R == 1
             log_rho = -1.0 if uniform else -math.log(operator.R) / (operator.K - 1)
             edges = edge_fractions(operator.K, operator.R).to(device)

@@ -49,6 +49,11 @@ def batch_size(model: PreTrainedModel, context: int) -> int:
     return max(1, min(BATCH_TOKENS // context, 1 << max(0, fits.bit_length() - 1)))
 
 
+def exhausted(error: RuntimeError) -> bool:
+    """Whether a pass failed for want of memory; the allocator of the CPU has no exception of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def release() -> None:
     """Give back what a failed pass held. Call it outside the `except` block, whose traceback keeps tensors alive."""
     gc.collect()

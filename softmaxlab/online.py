@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from softmaxlab.backends import fused, reference, triton_online
+from softmaxlab.backends import fused, reference, shapes, triton_online
 from softmaxlab.errors import LabError
 from softmaxlab.operators import Operator, RowmaxAnchored, exponents
 from softmaxlab.semantics import E4M3_MAX, ROUNDING, WARP, Semantics, converted
@@ -162,7 +162,8 @@ class Simulator:
         layer: int = 0,
         chunk: int = 0,
     ) -> Tensor:
-        """Attention with `operator` inside the kernel; arguments and result as `reference.attend`."""
+        """Attention with `operator` inside the kernel; arguments, result and errors as `reference.attend`."""
+        shapes.check(query, key, value, softcap=softcap, mask=mask)
         check(operator, self.semantics)
         if not self.counting and _has_kernel(query, key, value, operator, self.semantics, mask):
             options = {"scaling": scaling, "softcap": softcap, "mask": mask}

@@ -194,7 +194,9 @@ class Run:
     def _fits(self, unit: Unit, part: list[int]) -> bool:
         try:
             self._pass(unit, part)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not memory.exhausted(error):
+                raise
             if len(part) > 1:
                 return False
             context, reason = self.work.tokens.shape[1], str(error).splitlines()[0]

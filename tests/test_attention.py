@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as T
 
-from softmaxlab import operators
+from softmaxlab import backends, operators
 from softmaxlab.attention import inject
 from softmaxlab.backends import reference
 from softmaxlab.conditions import Condition
@@ -257,3 +257,28 @@ def test_a_layer_that_is_never_reached_is_reported():
     model = build("llama")
     with pytest.raises(LabError, match="layer 0 did not go through"), inject(model, Softmax()) as injection:
         injection.check_reached()
+
+
+@pytest.mark.parametrize("backend", ["reference", "fused", "online(tile=16,tau=8)"])
+@pytest.mark.parametrize(
+    ("shapes", "options", "says"),
+    [
+        (((1, 3, 8, 4), (1, 2, 8, 4)), {}, "3 query heads cannot share 2 key heads"),
+        (((1, 2, 8, 4), (1, 2, 8, 6)), {}, "do not go together"),
+        (((2, 2, 8, 4), (1, 2, 8, 4)), {}, "do not go together"),
+        (((2, 8, 4), (2, 8, 4)), {}, "must have 4"),
+        (((1, 2, 8, 4), (1, 2, 8, 4)), {"softcap": -3.0}, "softcap is -3.0"),
+        (((1, 2, 8, 4), (1, 2, 8, 4)), {"softcap": 0.0}, "softcap is 0.0"),
+        (((1, 2, 8, 4), (1, 2, 8, 4)), {"mask": torch.ones(3, 1, 8, 8, dtype=torch.bool)}, "the mask has shape"),
+        (((1, 2, 8, 4), (1, 2, 8, 4)), {"mask": torch.ones(1, 1, 9, 8, dtype=torch.bool)}, "the mask has shape"),
+    ],
+)
+def test_a_call_without_a_meaning_is_refused_by_every_backend(backend, shapes, options, says):
+    q, k = (torch.randn(shape) for shape in shapes)
+    with pytest.raises(LabError, match=says.replace("(", r"\(")):
+        backends.get(backend)(q, k, k, Softmax(), scaling=0.5, **options)
+
+
+def test_an_empty_batch_gives_an_empty_output():
+    q = torch.randn(0, 2, 8, 4)
+    assert reference.attend(q, q, q, Softmax(), scaling=0.5).shape == (0, 8, 2, 4)

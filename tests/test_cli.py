@@ -86,6 +86,15 @@ def test_evaluate_results_and_contrast_work_together(run, setting, tmp_path, tex
         (["evaluate", "softmax()", "grid(K=32)@99"], "layer 99, but smollm2-135m has layers 0–29"),
         (["contrast", "grid(K=32,R=4)", "softmax()", "--bos", "nonsense"], "unknown BOS rule 'nonsense'"),
         (["contrast", "grid(K=32,R=4)", "softmax()", "--dtype", "float16"], "unknown dtype 'float16'"),
+        (["evaluate", "softmax()@0-999999999999"], "names a layer of more than 4 digits"),
+        (["evaluate", "softmax()@" + "1" * 5000], "names a layer of more than 4 digits"),
+        (["evaluate", "softmax()@5-3"], "'5-3' is not a layer number or a range"),
+        (["evaluate", "softmax()@1-2-3"], "'1-2-3' is not a layer number or a range"),
+        (["evaluate", "rescue(of=" * 2000 + "h15()" + ")" * 2000], "more than 20 operators inside each other"),
+        (["evaluate", "grid(K=100000000000)"], "must be from 1 to 1,048,576"),
+        (["breadth", "smollm2-135m", "nope", "--contexts", "64", "128"], "unknown model 'nope'"),
+        (["results", "--results", ""], "the results folder is empty"),
+        (["results", "--dtype", "float16"], "unknown dtype 'float16'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, says):
@@ -95,6 +104,26 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, says):
     assert says in err
     assert err.startswith("softmaxlab: ")
     assert err.count("\n") == 1
+
+
+def test_results_are_found_under_the_names_that_evaluate_takes(run, setting, tmp_path):
+    folder = tmp_path / "results"
+    assert run("evaluate", "softmax()", *setting, "--blocks", 2, "--results", folder)[0] == 0
+    code, out, _ = run("results", "--results", folder, *setting, "--backend", "reference")
+    assert code == 0 and "softmax()" in out
+    stored = pd.read_csv(io.StringIO(run("results", "--results", folder, "--csv")[1]))
+    assert run("results", "--results", folder, "--model", stored.model[0], "--corpus", stored.corpus[0])[1] == out
+    code, out, err = run("results", "--results", folder, "--model", "not-here")
+    assert (code, out) == (0, "") and "nothing stored" in err
+
+
+def test_a_file_system_that_fails_is_one_sentence(run, monkeypatch, tmp_path):
+    def fails(*_args, **_kwargs):
+        raise OSError(5, "Input/output error", str(tmp_path / "some"))
+
+    monkeypatch.setattr("softmaxlab.evaluate.rows", fails)
+    code, _, err = run("evaluate", "softmax()")
+    assert code == 2 and err == f"softmaxlab: {tmp_path / 'some'}: Input/output error\n"
 
 
 def test_it_can_be_run_as_a_module():

@@ -189,13 +189,14 @@ def test_the_exact_pass_is_made_once_and_its_losses_are_kept(setting, counted, t
     assert stored.nll.tolist() == alone.nll.tolist()
 
 
-def test_a_batch_that_memory_does_not_hold_is_halved_and_the_run_goes_on(setting, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried"), RuntimeError("Default: can't allocate memory")])
+def test_a_batch_that_memory_does_not_hold_is_halved_and_the_run_goes_on(setting, tmp_path, monkeypatch, error):
     sizes = []
 
     def small(model, condition, tokens, **kwargs):
         sizes.append(len(tokens))
         if len(tokens) > 2:
-            raise torch.OutOfMemoryError("tried to allocate")
+            raise error
         return evaluate_batch(model, condition, tokens, **kwargs)
 
     monkeypatch.setattr(forward, "evaluate_batch", small)
@@ -217,6 +218,15 @@ def test_a_block_that_memory_does_not_hold_is_one_sentence(setting, monkeypatch)
     with pytest.raises(LabError, match=r"one block of 64 tokens does not fit .*\(tried to allocate\)") as caught:
         evaluate.losses([GRID], **setting | {"batch": 4})
     assert "\n" not in str(caught.value)
+
+
+def test_another_failure_of_a_pass_is_not_taken_for_one_of_memory(setting, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(runner, "evaluate_batch", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        evaluate.losses([GRID], **setting | {"batch": 4})
 
 
 def test_a_block_has_the_same_neighbours_whatever_is_stored(setting, monkeypatch):

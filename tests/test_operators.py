@@ -301,6 +301,10 @@ def test_canonical_json_holds_every_field_and_tells_conditions_apart():
         ("rowmax_pot(K_max=0)", "K_max is 0"),
         ("rowmax_pot(K_max=5,tail=cut)", "clamp, drop"),
         ("temperature(alpha=0)", "alpha is 0.0"),
+        ("temperature(alpha=1e-46)", "from 1e-30 to 1e+30"),
+        ("temperature(alpha=1e308)", "from 1e-30 to 1e+30"),
+        ("pot(m=1e308)", "at most 1,073,741,824"),
+        ("rowmax_pot(K_max=99999999999999999999999)", "from 1 to 1,074"),
         ("rescue(of=softmax(),q=1)", "(0, 1)"),
         ("rescue(q=0.9)", "needs a value for of"),
         ("rescue(of=nothing())", "unknown operator 'nothing'"),
@@ -319,6 +323,24 @@ def test_bad_text_is_refused_in_one_sentence(text, says):
     assert says in str(caught.value)
     assert "for f, " not in str(caught.value), "a field with a default need not be given"
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("R", [1e-308, 1e-100, 1e-20, 1e-9, 1e4, 1e8, 1e300])
+@pytest.mark.parametrize("K", [2, 3, 21, 64])
+def test_widths_that_differ_by_any_factor_keep_the_definition(K, R):
+    """FP32 has no logarithm of such a position: the row maximum, where it is of 0, once took the lowest level."""
+    fractions = edge_fractions(K, R)
+    assert fractions[0] == 0 and fractions[-1] == 1 and (fractions.diff() >= 0).all()
+    rho, step = -math.log(R) / (K - 1), math.log(10) / 40
+    exact = [float(np.expm1(a * rho) / np.expm1(K * rho)) if K * rho < 600 else None for a in range(K + 1)]
+    for found, expected in zip(fractions.tolist(), exact, strict=True):
+        assert expected is None or math.isclose(found, expected, rel_tol=1e-12)
+    row = torch.cat([torch.tensor([0.0, 6.0]), 6 * torch.exp(-step * torch.arange(1, 200))])[None]
+    for recon in ("nearest", "upper", "lerp"):
+        w = Grid(K, R, recon)(row, torch.ones_like(row, dtype=torch.bool))
+        assert w[0, 1] == 1, "the row maximum"
+        ordered = w[0, row[0].argsort()]
+        assert (ordered.diff() >= 0).all()
 
 
 def test_the_catalogue_lists_every_operator_once():

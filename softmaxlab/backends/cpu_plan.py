@@ -31,13 +31,11 @@ from softmaxlab.operators import (
     Temperature,
     TopK,
 )
-from softmaxlab.operators.grid import edge_fractions
+from softmaxlab.operators.grid import edge_fractions, searched
 from softmaxlab.operators.polynomial import COEFFICIENTS
 
 LARGEST_GRID = 4096
 LARGEST_M = 2.0**14
-#: A logarithmic grid's index is a logarithm of numbers between 1 and its widths' ratio; beyond this FP32 is too coarse.
-LARGEST_SPAN = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,10 @@ def plan(operator: Operator) -> Plan:
 def _grid(operator: Grid) -> Plan:
     K, R = operator.K, operator.R
     uniform = K == 1 or R == 1
+    if searched(K, R):  # an index is a logarithm here
+        raise NotImplementedError(f"the CPU backend has no map for {operator}, whose intervals differ too much")
     log_rho = 0.0 if uniform else -math.log(R) / (K - 1)
     slope, span = (K, 0.0) if uniform else (1 / log_rho, math.expm1(K * log_rho))
-    if not 1 / LARGEST_SPAN < 1 + span < LARGEST_SPAN:
-        raise NotImplementedError(f"the CPU backend has no map for {operator}, whose intervals differ too much")
     # Where in an interval the upper edge takes over, its own length being 1: for `upper` at once.
     half = 0.5 if uniform else math.log((1 + math.exp(log_rho)) / 2) / log_rho
     middle = half if operator.recon == "nearest" else 0.0

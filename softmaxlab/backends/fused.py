@@ -16,6 +16,7 @@ from torch import Tensor
 from softmaxlab.operators import Operator
 
 from . import reference
+from .shapes import check
 
 MODULES = {"cuda": "triton", "cpu": "cpu"}
 #: Notices that this process has had.
@@ -27,7 +28,8 @@ class FallbackNotice(UserWarning):
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, operator: Operator, *, mask: Tensor | None = None, **arguments):
-    """Attention with `operator` in the place of softmax; arguments and result as `reference.attend`."""
+    """Attention with `operator` in the place of softmax; arguments, result and errors as `reference.attend`."""
+    check(query, key, value, softcap=arguments.get("softcap"), mask=mask)
     module = _module(query.device.type)
     if isinstance(module, ModuleType):
         why = module.supports(query, key, value, operator, mask=mask)

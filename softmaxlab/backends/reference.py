@@ -9,6 +9,8 @@ from torch import Tensor
 
 from softmaxlab.operators import Operator, normaliser
 
+from .shapes import check
+
 # Scores of one chunk. On a CPU small chunks stay in cache; on a GPU large ones fill it.
 ELEMENTS = {"cpu": 2**21, "other": 2**25}
 
@@ -17,7 +19,7 @@ def chunk_length(query: Tensor, n_keys: int) -> int:
     """Queries a chunk, so that batch · heads · chunk · keys stays within `ELEMENTS`."""
     batch, heads, n_queries, _ = query.shape
     budget = ELEMENTS["cpu" if query.device.type == "cpu" else "other"]
-    return max(1, min(n_queries, budget // (batch * heads * n_keys)))
+    return max(1, min(n_queries, budget // max(1, batch * heads * n_keys)))
 
 
 def attend(
@@ -49,7 +51,11 @@ def attend(
 
     Returns:
         (batch, queries, heads, dim) in the dtype of `query`; zeros where a query sees no key.
+
+    Raises:
+        LabError: as `shapes.check`.
     """
+    check(query, key, value, softcap=softcap, mask=mask)
     batch, heads, n_queries, _ = query.shape
     kv_heads, n_keys = key.shape[1:3]
     chunk = chunk or chunk_length(query, n_keys)

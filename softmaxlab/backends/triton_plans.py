@@ -34,6 +34,7 @@ from softmaxlab.operators import (
     Temperature,
     TopK,
 )
+from softmaxlab.operators.grid import searched
 from softmaxlab.operators.polynomial import COEFFICIENTS
 from softmaxlab.operators.schraudolph import CLAMPS
 
@@ -169,6 +170,8 @@ def _grid(operator: Grid) -> Plan | str:
     if not uniform:
         if abs(math.log2(R)) < _MIN_LOG2_R:
             return f"the widths of {operator} differ by less than a factor of {2**_MIN_LOG2_R:g}, too little for FP32"
+        if searched(K, R):
+            return f"the widths of {operator} differ too much for FP32"
         log_rho = -math.log(R) / (K - 1)
         span = math.expm1(K * log_rho)
         nearest = 1 - math.log1p(math.expm1(log_rho) / 2) / log_rho

@@ -141,6 +141,9 @@ def _split(arguments: str) -> list[str]:
     return [p.strip() for p in [*parts, arguments[start:]] if p.strip()]
 
 
+MOST_NESTED = 20
+
+
 def parse(text: str) -> Operator:
     """The operator that a text form names, e.g. `parse("topk(f=0.25)")`.
 
@@ -150,6 +153,8 @@ def parse(text: str) -> Operator:
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if not match:
         raise LabError(f"operator {text!r} is not of the form name(field=value,…)")
+    if text.count("(") > MOST_NESTED:
+        raise LabError(f"operator {text[:60]!r}… has more than {MOST_NESTED} operators inside each other")
     name, arguments = match[1], match[2] or ""
     if name not in _REGISTRY:
         raise LabError(f"unknown operator {name!r}: known are {', '.join(sorted(_REGISTRY))}")

@@ -15,6 +15,11 @@ from torch import Tensor
 from .base import Operator, row_max
 
 RECONSTRUCTIONS = ("nearest", "upper", "lerp")
+#: Widest span, R^(K/(K−1)) or its inverse, at which FP32 tells the intervals apart by a logarithm.
+LARGEST_SPAN = 2.0**20
+MOST_INTERVALS = 2**20
+#: Beyond this exponent exp overflows in FP64, with room to spare.
+_LARGEST_EXPONENT = 600.0
 MAPS = ("exp", "linear")
 
 
@@ -24,12 +29,23 @@ def edge_fractions(K: int, R: float) -> Tensor:
     if K == 1 or R == 1:
         return torch.arange(K + 1, dtype=torch.float64) / K
     log_rho = -math.log(R) / (K - 1)
+    if K * log_rho > _LARGEST_EXPONENT:  # the same fraction, numerator and denominator times e^(−K·log ρ)
+        fractions = [math.exp((a - K) * log_rho) * math.expm1(-a * log_rho) for a in range(K + 1)]
+        return torch.tensor(fractions, dtype=torch.float64) / math.expm1(-K * log_rho)
     fractions = torch.tensor([math.expm1(a * log_rho) for a in range(K + 1)], dtype=torch.float64)
     return fractions / math.expm1(K * log_rho)
 
 
+def searched(K: int, R: float) -> bool:
+    """Whether the widths of the intervals span more than `LARGEST_SPAN`."""
+    return K > 1 and abs(math.log(R)) * K / (K - 1) > math.log(LARGEST_SPAN)
+
+
 def interval_closed_form(t: Tensor, K: int, R: float) -> Tensor:
     """Index of the interval that holds t = u/C ∈ [0, 1], from the logarithm of its position.
+
+    Where the widths span more than `LARGEST_SPAN` FP32 cannot: near t = 1 the logarithm would be of 0, or its argument
+    overflow. Such grids are searched.
 
     Returns:
         int64 of the shape of `t`, in 0..K−1; t = 1 belongs to the last interval.
@@ -38,6 +54,8 @@ def interval_closed_form(t: Tensor, K: int, R: float) -> Tensor:
         index = torch.floor(t * K)
     else:
         log_rho = -math.log(R) / (K - 1)
+        if searched(K, R):
+            return interval_search(t, K, R)
         index = torch.floor(torch.log1p(t * math.expm1(K * log_rho)) / log_rho)
     # Clamped as integers, so that NaN too gives an index that exists; the row sum reports the NaN.
     return index.to(torch.int64).clamp(0, K - 1)
@@ -54,7 +72,7 @@ class Grid(Operator):
     """ŵ = exp(level − C) with the level of the score's interval.
 
     Attributes:
-        K: number of intervals, ≥ 1.
+        K: number of intervals, from 1 to `MOST_INTERVALS`.
         R: width of the lowest interval over the highest, > 0; 1 is uniform.
         recon: the level inside an interval: `nearest` edge (a tie goes up), `upper` edge, or `lerp`, which
             interpolates the weight between the edges.
@@ -71,8 +89,8 @@ class Grid(Operator):
     summary: ClassVar[str] = "K intervals over the row's full range, R times wider at the bottom than at the top"
 
     def __post_init__(self) -> None:
-        if self.K < 1:
-            self.refuse("K", "must be at least 1")
+        if not 1 <= self.K <= MOST_INTERVALS:
+            self.refuse("K", f"must be from 1 to {MOST_INTERVALS:,}")
         if not (self.R > 0 and math.isfinite(self.R)):
             self.refuse("R", "must be a finite number above 0")
         if self.recon not in RECONSTRUCTIONS:
@@ -103,5 +121,6 @@ class Grid(Operator):
             return value(a + (t >= middle[a]))
         if self.map == "linear":
             return t
-        x = ((t - edge[a]) / (edge[a + 1] - edge[a])).clamp(0, 1)
+        width = edge[a + 1] - edge[a]  # 0 where two edges round to one number: either is then right
+        x = ((t - edge[a]) / width.masked_fill(width == 0, 1.0)).clamp(0, 1)
         return torch.lerp(value(a), value(a + 1), x)

@@ -16,6 +16,12 @@ from .base import RowmaxAnchored, exponents, row_max
 TAILS = ("clamp", "drop")
 
 
+#: Most steps an octave: finer than FP32's own spacing below 1.
+MOST_STEPS = 2**30
+#: Octaves below the maximum: FP64 has no smaller number.
+MOST_OCTAVES = 1074
+
+
 def round_half_up(y: Tensor) -> Tensor:
     """⌊y + 1/2⌋, the rounding of every lattice here."""
     return torch.floor(y + 0.5)
@@ -34,8 +40,8 @@ class PoT(RowmaxAnchored):
     summary: ClassVar[str] = "powers of two, m steps an octave, anchored at the row maximum"
 
     def __post_init__(self) -> None:
-        if not (self.m > 0 and math.isfinite(self.m)):
-            self.refuse("m", "must be a finite number above 0")
+        if not 0 < self.m <= MOST_STEPS:
+            self.refuse("m", f"must be above 0 and at most {MOST_STEPS:,}")
 
     def at(self, x: Tensor) -> Tensor:
         return torch.exp2(-round_half_up(-self.m * x) / self.m).float()
@@ -65,8 +71,8 @@ class RowmaxPoT(RowmaxAnchored):
     summary: ClassVar[str] = "powers of two down to 2^(−K_max), the tail clamped there or dropped"
 
     def __post_init__(self) -> None:
-        if self.K_max < 1:
-            self.refuse("K_max", "must be at least 1")
+        if not 1 <= self.K_max <= MOST_OCTAVES:
+            self.refuse("K_max", f"must be from 1 to {MOST_OCTAVES:,}; no number lies further below the maximum")
         if self.tail not in TAILS:
             self.refuse("tail", f"must be one of {', '.join(TAILS)}")
 

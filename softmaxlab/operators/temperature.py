@@ -1,6 +1,5 @@
 """Temperature: the row flattened (α < 1) or sharpened (α > 1), the perturbation of the matched contrasts."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +7,8 @@ import torch
 from torch import Tensor
 
 from .base import RowmaxAnchored, row_max
+
+LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Temperature(RowmaxAnchored):
     summary: ClassVar[str] = "exp(−αΔ): flatter than softmax below 1, sharper above"
 
     def __post_init__(self) -> None:
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            self.refuse("alpha", "must be a finite number above 0")
+        if not 1 / LARGEST <= self.alpha <= LARGEST:
+            self.refuse("alpha", f"must be from {1 / LARGEST:g} to {LARGEST:g}: FP32 holds no more")
 
     def __call__(self, scores: Tensor, valid: Tensor) -> Tensor:
         return torch.exp(self.alpha * (scores - row_max(scores)))
