@@ -121,6 +121,6 @@ class Grid(Operator):
             return value(a + (t >= middle[a]))
         if self.map == "linear":
             return t
-        width = edge[a + 1] - edge[a]  # 0 where two edges round to one number: either is then right
-        x = ((t - edge[a]) / width.masked_fill(width == 0, 1.0)).clamp(0, 1)
+        width = edge[a + 1] - edge[a]
+        x = ((t - edge[a]) / width).clamp(0, 1).masked_fill(width == 0, 1.0)  # two edges that round to one number
         return torch.lerp(value(a), value(a + 1), x)
