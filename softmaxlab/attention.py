@@ -104,13 +104,17 @@ def check_supported(model: PreTrainedModel, condition: Condition) -> int:
 
 @contextmanager
 def inject(
-    model: PreTrainedModel, condition: Condition | Operator, *, backend: str | Callable = "reference", **options: Any
+    model: PreTrainedModel,
+    condition: Condition | Operator | str,
+    *,
+    backend: str | Callable = "reference",
+    **options: Any,
 ) -> Iterator[Injection]:
     """While the context is open, `model` computes its attention under `condition`.
 
     Args:
         model: a causal language model of transformers, in eval mode.
-        condition: an operator for all layers, or a condition that names layers.
+        condition: an operator for all layers, a condition that names layers, or the text form of either.
         backend: which backend computes it: its name, or a function with the signature of `reference.attend`.
         options: passed to the backend's `attend`, e.g. `chunk`.
 
@@ -121,7 +125,9 @@ def inject(
         LabError: what the model does cannot be honoured, at entry where it shows in the configuration, or at
             the call that shows it.
     """
-    if isinstance(condition, Operator):
+    if isinstance(condition, str):
+        condition = Condition.parse(condition)
+    elif isinstance(condition, Operator):
         condition = Condition(condition)
     injection = Injection(condition, check_supported(model, condition))
     attend = backend if callable(backend) else backends.get(backend)

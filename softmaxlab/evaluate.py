@@ -117,7 +117,8 @@ def rows(
     Raises:
         LabError: bad input of any kind; losses that are not finite; a block that memory does not hold.
     """
-    parsed = {text: Condition.parse(text) for text in canonical(list(conditions))}
+    wanted = canonical([conditions] if isinstance(conditions, str) else list(conditions))
+    parsed = {text: Condition.parse(text) for text in wanted}
     if not parsed:
         raise LabError("no condition was given: name at least one, e.g. softmax()")
     if context < 2:
@@ -138,7 +139,6 @@ def rows(
         "dtype": dtype,
         "backend": backend,
     }
-    wanted = list(parsed)
     parsed.setdefault(BASELINE, Condition.parse(BASELINE))
     keys = {t: LossKey(**fixed, condition=t, condition_json=c.json()) for t, c in parsed.items()}
     root = find_results(results) if results else None
@@ -226,6 +226,10 @@ def prepare(
             f"complete blocks of {key.context}"
         )
     net = models.load_model(model, dtype=key.dtype, device=device, device_map=device_map).model
+    if (largest := int(stream.tokens.max())) >= (held := net.get_input_embeddings().num_embeddings):
+        raise LabError(
+            f"the tokenizer of {model} gives token {largest}, but its embedding holds {held}: they are not of one model"
+        )
     batch = batch or memory.batch_size(net, key.context)
     used = models.devices(net)
     provenance = {

@@ -279,6 +279,16 @@ def test_a_call_without_a_meaning_is_refused_by_every_backend(backend, shapes, o
         backends.get(backend)(q, k, k, Softmax(), scaling=0.5, **options)
 
 
+def test_a_text_form_is_a_condition_too(tiny_model):
+    tiny = T.AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        with inject(tiny, "grid(K=4)@0"):
+            text = tiny(ids).logits
+        with inject(tiny, Condition.parse("grid(K=4)@0")):
+            assert torch.equal(tiny(ids).logits, text)
+
+
 def test_an_empty_batch_gives_an_empty_output():
     q = torch.randn(0, 2, 8, 4)
     assert reference.attend(q, q, q, Softmax(), scaling=0.5).shape == (0, 8, 2, 4)

@@ -220,6 +220,23 @@ def test_a_block_that_memory_does_not_hold_is_one_sentence(setting, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
+def test_one_text_is_one_condition(setting):
+    assert evaluate.losses("softmax()", **setting).condition.unique().tolist() == ["softmax()"]
+
+
+def test_a_tokenizer_of_another_model_is_named(setting, monkeypatch):
+    load = models.load_model
+
+    def shrunk(*arguments, **options):
+        loaded = load(*arguments, **options)
+        loaded.model.resize_token_embeddings(3)
+        return loaded
+
+    monkeypatch.setattr(models, "load_model", shrunk)
+    with pytest.raises(LabError, match=r"gives token \d+, but its embedding holds 3"):
+        evaluate.losses(["softmax()"], **setting)
+
+
 def test_another_failure_of_a_pass_is_not_taken_for_one_of_memory(setting, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("something else")
