@@ -108,7 +108,8 @@ def _convert(path: Path, digest: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as tmp:
         folder = Path(tmp) / "model"
         try:
-            source = {"gguf_file": path.name, "trust_remote_code": False}
+            # The whole path: transformers looks for a bare name in the working directory first.
+            source = {"gguf_file": str(path.resolve()), "trust_remote_code": False}
             model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **source)
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **source)
         except ImportError as error:

@@ -12,7 +12,7 @@ from softmaxlab import gguf, models
 from softmaxlab.errors import LabError
 
 
-def write_gguf(path, layers=2):
+def write_gguf(path, layers=2, norm=1.0):
     """A tiny Llama as a GGUF file, written with the library that defines the format."""
     import gguf as library
 
@@ -48,7 +48,7 @@ def write_gguf(path, layers=2):
     for name, shape in shapes.items():
         writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
     for name in norms:
-        writer.add_tensor(name, np.ones(hidden, np.float32))
+        writer.add_tensor(name, np.full(hidden, norm, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,6 +72,15 @@ def test_a_gguf_is_converted_once_and_keyed_by_its_hash(tmp_path, cache, monkeyp
     assert not list(cache.glob("tmp*")), "nothing half-written is left"
     monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("converted twice"))
     models.load_model(str(path), device="cpu")
+
+
+def test_a_file_of_the_same_name_in_the_working_directory_is_not_the_model(tmp_path, cache, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", norm=1.0)
+    (tmp_path / "here").mkdir()
+    write_gguf(tmp_path / "here" / "tiny.gguf", norm=2.0)
+    monkeypatch.chdir(tmp_path / "here")
+    loaded = models.load_model(str(path), device="cpu").model
+    assert (loaded.model.norm.weight == 1).all()
 
 
 @pytest.mark.parametrize("damage", ["cut", "not"])
