@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers import logging as transformers_logging
 
 from softmaxlab import gguf
@@ -62,15 +64,17 @@ class Spec:
         """What fixes the weights: a file hash, a folder hash, or hub id and commit. Reads no weights but to hash.
 
         Raises:
-            LabError: the hub's commit can be learned neither from the local cache nor from the hub.
+            LabError: files cannot be read; the hub's commit can be learned neither from the local cache nor from
+                the hub.
         """
         if self.kind == "embedded":
             return f"gguf:sha256:{gguf.EMBEDDED_SHA256}"
-        if self.kind == "gguf":
-            return f"gguf:sha256:{_file_hash(self.source, Path(self.source).stat().st_mtime_ns)}"
-        if self.kind == "directory":
+        if self.kind == "hub":
+            return f"hub:{self.source}@{_hub_commit(self.source, self.revision)}"
+        with gguf.one_sentence(f"model {self.name!r} cannot be read"):
+            if self.kind == "gguf":
+                return f"gguf:sha256:{_file_hash(self.source, Path(self.source).stat().st_mtime_ns)}"
             return f"dir:sha256:{_folder_hash(Path(self.source))}"
-        return f"hub:{self.source}@{_hub_commit(self.source, self.revision)}"
 
     def folder(self) -> tuple[str, dict[str, str]]:
         """Where transformers finds it: a path or hub id, and the arguments that go with it."""
@@ -89,26 +93,49 @@ def resolve(model: str) -> Spec:
             `@revision` if wanted.
 
     Raises:
-        LabError: it is none of these.
+        LabError: it is none of these, or a folder without configuration or safetensors.
     """
     if model == EMBEDDED:
         return Spec(EMBEDDED, "embedded", gguf.EMBEDDED_FILE)
+    known = ", ".join([EMBEDDED, *PAPER_MODELS])
+    choices = f"give a hub id (org/name), a folder, a .gguf file, or one of {known}"
+    try:
+        if local := _local(model):
+            return local
+    except (OSError, RuntimeError) as error:  # too long, not to be searched; ~name of no user
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise LabError(f"model {model!r} cannot be looked up ({why}): {choices}") from error
+    name, _, revision = model.partition("@")
+    if name in PAPER_MODELS:
+        return Spec(name, "hub", PAPER_MODELS[name], revision)
+    if _is_hub_id(name):
+        return Spec(name.replace("/", "--"), "hub", name, revision)
+    raise LabError(f"unknown model {model!r}: {choices}")
+
+
+def _local(model: str) -> Spec | None:
+    """The model if it is a path of this machine; OSError or RuntimeError where the system cannot tell."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise LabError(f"model {model!r}: there is no such GGUF file")
         return Spec(path.stem, "gguf", str(path.resolve()))
-    if model.strip() and path.is_dir():
-        if not (path / "config.json").is_file():
-            raise LabError(f"model {model!r}: the folder holds no config.json")
-        return Spec(path.resolve().name, "directory", str(path.resolve()))
-    name, _, revision = model.partition("@")
-    if name in PAPER_MODELS:
-        return Spec(name, "hub", PAPER_MODELS[name], revision)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not model.startswith((".", "/")):
-        return Spec(name.replace("/", "--"), "hub", name, revision)
-    known = ", ".join([EMBEDDED, *PAPER_MODELS])
-    raise LabError(f"unknown model {model!r}: give a hub id (org/name), a folder, a .gguf file, or one of {known}")
+    if not model.strip() or not path.is_dir():
+        return None
+    if not (path / "config.json").is_file():
+        raise LabError(f"model {model!r}: the folder holds no config.json")
+    # Here and not only on loading: the identity is of safetensors, so losses of other weights would be found by it.
+    if not any(p.suffix == ".safetensors" for p in path.iterdir()):
+        raise LabError(f"model {model!r}: the folder holds no safetensors weights, {gguf.SAVE_SAFETENSORS}")
+    return Spec(path.resolve().name, "directory", str(path.resolve()))
+
+
+def _is_hub_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.isascii() and "/" in name
 
 
 @lru_cache(maxsize=32)
@@ -118,7 +145,8 @@ def _file_hash(path: str, mtime_ns: int) -> str:
 
 def _folder_hash(folder: Path) -> str:
     """Hash over the files that decide the numbers: configuration, weights and tokenizer."""
-    files = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".model", ".txt", ".jinja"})
+    kinds = {".json", ".safetensors", ".model", ".txt", ".jinja"}
+    files = sorted(p for p in folder.iterdir() if p.suffix in kinds and not p.is_dir())
     lines = [f"{p.name}:{_file_hash(str(p), p.stat().st_mtime_ns)}" for p in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -128,10 +156,10 @@ def _hub_commit(repo: str, revision: str) -> str:
         return revision
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo, "config.json", revision=revision or None)
-    if isinstance(cached, str):
-        return Path(cached).parent.name
     try:
+        cached = try_to_load_from_cache(repo, "config.json", revision=revision or None)
+        if isinstance(cached, str):
+            return Path(cached).parent.name
         return HfApi().model_info(repo, revision=revision or None, timeout=10).sha
     except Exception as error:
         raise LabError(
@@ -144,7 +172,7 @@ def config(model: str | Spec) -> Any:
     """The language configuration of a model; no weights are read."""
     spec = resolve(model) if isinstance(model, str) else model
     where, arguments = spec.folder()
-    return _from_pretrained(AutoConfig, spec, where, arguments).get_text_config()
+    return _read(AutoConfig.from_pretrained, spec, where, arguments, trust_remote_code=False).get_text_config()
 
 
 def n_layers(model: str) -> int:
@@ -209,7 +237,8 @@ def load_model(
             memory, then the disk, and so does any other value that `from_pretrained` takes.
 
     Raises:
-        LabError: unknown model, dtype or device; files that cannot be read.
+        LabError: unknown model, dtype or device; files that cannot be read, are damaged, or lack a tensor.
+        MemoryError, torch.OutOfMemoryError: the model does not fit.
     """
     check_dtype(dtype)
     device = pick_device(device)
@@ -217,7 +246,7 @@ def load_model(
     where, arguments = spec.folder()
     tokenizer = load_tokenizer(spec)
     spread = {"device_map": device_map} if device_map else {}
-    net = _from_pretrained(AutoModelForCausalLM, spec, where, arguments, dtype=DTYPES[dtype], **spread)
+    net = _read(gguf.load_whole, spec, where, arguments, dtype=DTYPES[dtype], **spread)
     if spec.kind == "embedded" and net.config.num_hidden_layers != EMBEDDED_LAYERS:
         raise LabError(f"{spec.name} has {net.config.num_hidden_layers} layers, expected {EMBEDDED_LAYERS}")
     net = net if device_map else net.to(device)
@@ -246,20 +275,15 @@ def load_tokenizer(model: str | Spec) -> Any:
     """The tokenizer of a model."""
     spec = resolve(model) if isinstance(model, str) else model
     where, arguments = spec.folder()
-    return _from_pretrained(AutoTokenizer, spec, where, arguments)
+    return _read(AutoTokenizer.from_pretrained, spec, where, arguments, trust_remote_code=False)
 
 
-def _from_pretrained(cls: Any, spec: Spec, where: str, arguments: dict[str, str], **more: Any) -> Any:
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+def _read(load: Callable[..., Any], spec: Spec, where: str, arguments: dict[str, str], **more: Any) -> Any:
+    """What `load` makes of a model's files; LabError in one sentence when they do not allow it."""
     transformers_logging.disable_progress_bar()
-    try:
-        return cls.from_pretrained(where, trust_remote_code=False, **arguments, **more)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LabError(f"model {spec.name!r} cannot be loaded from {where}: {first}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+    again = " (remove that folder to have it converted again)" if spec.kind in {"embedded", "gguf"} else ""
+    with gguf.one_sentence(f"model {spec.name!r} cannot be loaded from {where}{again}"), gguf.quiet():
+        return load(where, **arguments, **more)
 
 
 if __name__ == "__main__":
