@@ -20,7 +20,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from softmaxlab import gguf
+from softmaxlab import checkpoint, gguf
 from softmaxlab.errors import LabError
 
 EMBEDDED = "smollm2-135m"
@@ -71,7 +71,7 @@ class Spec:
             return f"gguf:sha256:{gguf.EMBEDDED_SHA256}"
         if self.kind == "hub":
             return f"hub:{self.source}@{_hub_commit(self.source, self.revision)}"
-        with gguf.one_sentence(f"model {self.name!r} cannot be read"):
+        with checkpoint.one_sentence(f"model {self.name!r} cannot be read"):
             if self.kind == "gguf":
                 return f"gguf:sha256:{_file_hash(self.source, Path(self.source).stat().st_mtime_ns)}"
             return f"dir:sha256:{_folder_hash(Path(self.source))}"
@@ -126,7 +126,7 @@ def _local(model: str) -> Spec | None:
         raise LabError(f"model {model!r}: the folder holds no config.json")
     # Here and not only on loading: the identity is of safetensors, so losses of other weights would be found by it.
     if not any(p.suffix == ".safetensors" for p in path.iterdir()):
-        raise LabError(f"model {model!r}: the folder holds no safetensors weights, {gguf.SAVE_SAFETENSORS}")
+        raise LabError(f"model {model!r}: the folder holds no safetensors weights, {checkpoint.SAVE_SAFETENSORS}")
     return Spec(path.resolve().name, "directory", str(path.resolve()))
 
 
@@ -246,7 +246,7 @@ def load_model(
     where, arguments = spec.folder()
     tokenizer = load_tokenizer(spec)
     spread = {"device_map": device_map} if device_map else {}
-    net = _read(gguf.load_whole, spec, where, arguments, dtype=DTYPES[dtype], **spread)
+    net = _read(checkpoint.load_whole, spec, where, arguments, dtype=DTYPES[dtype], **spread)
     if spec.kind == "embedded" and net.config.num_hidden_layers != EMBEDDED_LAYERS:
         raise LabError(f"{spec.name} has {net.config.num_hidden_layers} layers, expected {EMBEDDED_LAYERS}")
     net = net if device_map else net.to(device)
@@ -282,7 +282,7 @@ def _read(load: Callable[..., Any], spec: Spec, where: str, arguments: dict[str,
     """What `load` makes of a model's files; LabError in one sentence when they do not allow it."""
     transformers_logging.disable_progress_bar()
     again = " (remove that folder to have it converted again)" if spec.kind in {"embedded", "gguf"} else ""
-    with gguf.one_sentence(f"model {spec.name!r} cannot be loaded from {where}{again}"), gguf.quiet():
+    with checkpoint.one_sentence(f"model {spec.name!r} cannot be loaded from {where}{again}"), checkpoint.quiet():
         return load(where, **arguments, **more)
 
 

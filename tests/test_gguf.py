@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from softmaxlab import gguf, models
+from softmaxlab import checkpoint, gguf, models
 from softmaxlab.errors import LabError
 
 
@@ -143,7 +143,7 @@ def test_a_lack_of_memory_while_converting_is_not_the_fault_of_the_file(tmp_path
     def refuse(*_args, **_kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(gguf.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(MemoryError):
         models.load_model(str(write_gguf(tmp_path / "tiny.gguf")), device="cpu")
     assert not [p for p in cache.glob("*") if p.suffix != ".lock"]

@@ -10,7 +10,7 @@ import torch
 from conftest import make_tiny_model
 from safetensors.torch import load_file, save_file
 
-from softmaxlab import gguf, models
+from softmaxlab import checkpoint, gguf, models
 from softmaxlab.errors import LabError
 
 
@@ -167,7 +167,7 @@ def test_a_lack_of_memory_is_not_the_fault_of_the_files(tiny_model, monkeypatch,
     def refuse(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr(gguf.AutoModelForCausalLM, "from_pretrained", refuse)
+    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(type(error)) as caught:
         models.load_model(str(tiny_model), device="cpu")
     assert caught.value is error
@@ -231,7 +231,7 @@ def test_weights_that_must_not_be_read_are_one_sentence(tiny_model, tmp_path, mo
     monkeypatch.setattr(models.Path, "open", deny)
     with pytest.raises(LabError, match="model 'unread' cannot be read: Permission denied: the place"):
         models.resolve(str(folder)).identity()
-    monkeypatch.setattr(gguf.AutoModelForCausalLM, "from_pretrained", deny)
+    monkeypatch.setattr(checkpoint.AutoModelForCausalLM, "from_pretrained", deny)
     refused(folder, "cannot be loaded from .*: Permission denied: the place")
 
 

@@ -76,7 +76,7 @@ def test_the_tests_stand_beside_the_papers_change(found):
     assert len(table) == 30
     row = table.loc[("grid(K=32,R=4)", "HellaSwag")]
     assert (row["gained"], row["lost"], row["McNemar p"]) == (0, 3, "0.25")
-    assert row[f"change, {REFERENCE}, published"] == "-0.16"
+    assert row[f"change, {REFERENCE}, published"] == "−0.16"
     assert row["answers that differ"] == "7.5 %"
     assert table.loc[("h15()", "HellaSwag")][f"change, {REFERENCE}, published"] == "—"
 
