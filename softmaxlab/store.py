@@ -2,16 +2,16 @@
 
 A file is either whole or absent: it is written beside its place, flushed to the disk and renamed. So a
 killed run loses at most the block it was computing, and the next run finds the others. What a file
-holds is said by the key inside it, not by its name; a file whose key does not belong at its path, or
-that cannot be read, is reported and treated as absent, so that it is computed again and never silently
-used. The key holds everything that determines a loss; what only describes it (device, versions, time)
-is kept beside it as provenance.
+holds is said by the key inside it, not by its name; a file that is damaged, or whose key does not belong
+at its path, is reported and treated as absent, so that it is computed again and never silently used; it is
+renamed to <name>.bad before a new one takes its place. A file that the system does not let us read may be
+good, so that stops. The key holds everything that determines a loss; what only describes it (device,
+versions, time) is kept beside it as provenance.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from softmaxlab import parquet
+from softmaxlab import damage, parquet, segments
 from softmaxlab.errors import LabError
 from softmaxlab.losskey import COLUMNS as COLUMNS
 from softmaxlab.losskey import KINDS, LOSSES, NAMES, PROTOCOL, Kind, LossKey, checked_rows, empty, merged_rows
@@ -36,12 +36,20 @@ class Store:
         kind: of which rows a block this store is: losses, or another kind that is kept in the same way.
 
     Raises:
-        LabError: `root` exists and is not a folder.
+        LabError: `root` exists and is not a folder, or cannot be looked at. All that reads raises it too, for
+            a file or folder inside that cannot be read.
     """
 
     def __init__(self, root: str | Path, kind: Kind = LOSSES) -> None:
         self.root, self.kind = Path(root), kind
-        if self.root.exists() and not self.root.is_dir():
+        try:
+            is_file = self.root.exists() and not self.root.is_dir()
+        except OSError as error:  # a name that is too long, or a folder above that may not be searched
+            reason = error.strerror or str(error)
+            raise LabError(
+                f"the results folder {self.root} cannot be looked at ({reason}); give one that can."
+            ) from None
+        if is_file:
             raise LabError(f"the results folder {self.root} is a file; give a folder.")
 
     def check_writable(self) -> None:
@@ -60,7 +68,8 @@ class Store:
 
         A truncated, foreign or mismatching file is named in a warning and counts as absent.
         """
-        found = self._read(self._path(key), lambda stored: stored.digest == key.digest)
+        path = self._path(key)
+        found = damage.read(path, lambda: self._load(path, lambda stored: stored.digest == key.digest))
         return empty(self.kind.row_types) if found is None else found[1]
 
     def append_losses(self, key: LossKey, rows: pd.DataFrame, provenance: dict, *, keep_stored: bool = False) -> Path:
@@ -78,20 +87,22 @@ class Store:
 
         Raises:
             LabError: columns or values that are not the above; a block that is stored already with another
-                value (equal ones are ignored); a folder that cannot be written to. Nothing is changed then.
+                value (equal ones are ignored); a stored file that cannot be read; a folder that cannot be
+                written to. Nothing is changed then.
         """
         path = self._path(key)
         where = f"{key.condition} in {path}"
         rows = merged_rows(empty(self.kind.row_types), checked_rows(rows, key.condition, self.kind), where, self.kind)
         provenance = json.loads(parquet.canonical(provenance))
         with parquet.locked(self.root):
-            found = self._read(path, lambda stored: stored.digest == key.digest)
-            old, segments = (empty(self.kind.row_types), []) if found is None else found[1:]
+            found, bad = damage.tried(lambda: self._load(path, lambda stored: stored.digest == key.digest))
+            old, made = (empty(self.kind.row_types), []) if found is None else found[1:]
             rows = rows[~rows["block"].isin(old["block"])] if keep_stored else rows
             merged = merged_rows(old, rows, where, self.kind)
             new = sorted({*rows["block"].tolist()} - {*old["block"].tolist()})
             if new:
-                parquet.write(path, merged, key.entry(self.kind), _with_segment(segments, new, provenance))
+                made = segments.extended(made, new, provenance)
+                damage.write(path, merged, key.entry(self.kind), made, bad)
         return path
 
     def frame(self, **filters: object) -> pd.DataFrame:
@@ -138,9 +149,9 @@ class Store:
         """
         known = [name for name in _FILTERS if name != "digest"]
         table = []
-        for path, key, rows, segments in self._good_files(filters):
+        for path, key, rows, made in self._good_files(filters):
             row = {name: getattr(key, name) for name in _FILTERS} | {"blocks": len(rows)}
-            for name, values in _flattened(segments).items():
+            for name, values in segments.flattened(made).items():
                 row.setdefault(name, "; ".join(dict.fromkeys(map(str, values))))
             table.append(row | {"path": path.relative_to(self.root).as_posix()})
         frame = pd.DataFrame(table, columns=None if table else [*known, "digest", "blocks", "path"])
@@ -161,33 +172,38 @@ class Store:
             LabError: a kind that is no folder name; a key, table or provenance that cannot be stored; a
                 folder that cannot be written to.
         """
-        return self._put(kind, key, lambda: frame, provenance)
+        return self._put(kind, key, lambda _: frame, provenance)
 
     def update_table(self, kind: str, key: Mapping, frame: pd.DataFrame, provenance: dict, *, by: str) -> Path:
         """As `put_table`, but rows of a stored table whose `by` is not in `frame` stay: two writers lose nothing."""
 
-        def merged() -> pd.DataFrame:
-            old = self.get_table(kind, key)
+        def merged(old: pd.DataFrame | None) -> pd.DataFrame:
             return frame if old is None else pd.concat([old[~old[by].isin(frame[by])], frame], ignore_index=True)
 
         return self._put(kind, key, merged, provenance)
 
-    def _put(self, kind: str, key: Mapping, make: Callable[[], pd.DataFrame], provenance: dict) -> Path:
+    def _put(
+        self, kind: str, key: Mapping, make: Callable[[pd.DataFrame | None], pd.DataFrame], provenance: dict
+    ) -> Path:
         path = self._table_path(kind, key)
         provenance = json.loads(parquet.canonical(provenance))
         with parquet.locked(self.root):
-            parquet.write(path, make(), json.loads(parquet.canonical(dict(key))), provenance)
+            found, bad = damage.tried(lambda: self._load_table(kind, path))
+            frame = make(None if found is None else found[1])
+            damage.write(path, frame, json.loads(parquet.canonical(dict(key))), provenance, bad)
         return path
 
     def get_table(self, kind: str, key: Mapping) -> pd.DataFrame | None:
         """The table stored under kind and key, or None; a bad file is named in a warning and is None."""
-        found = self._read_table(kind, self._table_path(kind, key))
+        path = self._table_path(kind, key)
+        found = damage.read(path, lambda: self._load_table(kind, path))
         return None if found is None else found[1]
 
     def tables(self, kind: str) -> list[tuple[dict, pd.DataFrame, dict]]:
         """All good tables of a kind as (key, frame, provenance), sorted by file name."""
         folder = self._table_path(kind, {}).parent
-        found = (self._read_table(kind, path) for path in sorted(folder.glob("*.parquet")))
+        paths = filter(_is_stored, parquet.children(folder))
+        found = (damage.read(path, lambda path=path: self._load_table(kind, path)) for path in paths)
         return [entry for entry in found if entry is not None]
 
     def _table_path(self, kind: str, key: Mapping) -> Path:
@@ -202,16 +218,14 @@ class Store:
         readable = parquet.slug("-".join(str(value) for value in key.values()))
         return self.root / kind / f"{readable}-{digest[:12]}.parquet"
 
-    def _read_table(self, kind: str, path: Path) -> tuple[dict, pd.DataFrame, dict] | None:
-        try:
-            key, frame, provenance = parquet.read(path)
-            if not isinstance(key, dict) or self._table_path(kind, key) != path:
+    def _load_table(self, kind: str, path: Path) -> tuple[dict, pd.DataFrame, dict]:
+        """As `parquet.read`, of a table that belongs at its path; raises as that does."""
+        with parquet.opened(path) as file:
+            if not isinstance(file.key, dict) or self._table_path(kind, file.key) != path:
                 raise parquet.BadFile(_FOREIGN)
-        except FileNotFoundError:
-            return None
-        except parquet.BadFile as error:
-            return _report(path, error)
-        return key, frame, provenance
+            if not isinstance(file.provenance, dict):
+                raise parquet.BadFile("its provenance is no mapping")
+            return file.key, file.frame(), file.provenance
 
     # Files of losses
 
@@ -219,24 +233,21 @@ class Store:
         folder = self.root / self.kind.folder / parquet.slug(key.model) / parquet.slug(key.corpus) / str(key.context)
         return folder / f"{parquet.slug(key.condition)}-{key.digest_of(self.kind)[:12]}.parquet"
 
-    def _read(self, path: Path, accept: Callable[[LossKey], bool]) -> tuple[LossKey, pd.DataFrame, list] | None:
-        """One file of losses, or None where it is absent, bad (with a warning) or not accepted by its key."""
-        try:
-            with parquet.opened(path) as file:
-                key = LossKey.from_entry(file.key, self.kind)
-                # The path is a function of the key: this catches files that were copied, renamed or edited.
-                if self._path(key) != path:
-                    raise parquet.BadFile(_FOREIGN)
-                if not accept(key):
-                    return None
-                rows = checked_rows(file.frame(), key.condition, self.kind)
-                if (np.diff(rows["block"]) <= 0).any():
-                    raise parquet.BadFile("its blocks repeat or are out of order")
-                return key, rows, file.provenance
-        except FileNotFoundError:
-            return None
-        except (parquet.BadFile, LabError) as error:
-            return _report(path, error)
+    def _load(self, path: Path, accept: Callable[[LossKey], bool]) -> tuple[LossKey, pd.DataFrame, list] | None:
+        """One file of losses, or None where its key is not accepted; raises as `parquet.opened`."""
+        with parquet.opened(path) as file:
+            key = LossKey.from_entry(file.key, self.kind)
+            # The path is a function of the key: this catches files that were copied, renamed or edited.
+            if self._path(key) != path:
+                raise parquet.BadFile(_FOREIGN)
+            if not accept(key):
+                return None
+            file.check_columns(self.kind.row_types)
+            rows = checked_rows(file.frame(), key.condition, self.kind)
+            if (np.diff(rows["block"]) <= 0).any():
+                raise parquet.BadFile("its blocks repeat or are out of order")
+            segments.check(file.provenance)
+            return key, rows, file.provenance
 
     def _good_files(self, filters: Mapping) -> Iterator[tuple[Path, LossKey, pd.DataFrame, list]]:
         wanted = {}
@@ -253,7 +264,7 @@ class Store:
         # Folders are named after the key, so most files need not be opened at all.
         levels = [wanted.get(name) for name in ("model", "corpus", "context")]
         for path in _walk(self.root / self.kind.folder, levels):
-            found = self._read(path, accept)
+            found = damage.read(path, lambda path=path: self._load(path, accept))
             if found is not None:
                 yield path, *found
 
@@ -261,39 +272,14 @@ class Store:
 def _walk(folder: Path, levels: list[set[str] | None]) -> Iterator[Path]:
     """Parquet files below <folder>/<level>/…, only through the level names that are wanted."""
     if not levels:
-        yield from sorted(folder.glob("*.parquet"))
+        yield from filter(_is_stored, parquet.children(folder))
         return
     slugs = None if levels[0] is None else {parquet.slug(name) for name in levels[0]}
-    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if child.is_dir() and (slugs is None or child.name in slugs):
+    for child in parquet.children(folder):
+        if slugs is None or child.name in slugs:
             yield from _walk(child, levels[1:])
 
 
-def _with_segment(segments: list, blocks: list[int], provenance: dict) -> list:
-    """The provenance list with these blocks in the segment that was made the same way, else in a new one."""
-    for i, segment in enumerate(segments):
-        if segment["provenance"] == provenance:
-            grown = {"blocks": sorted({*segment["blocks"], *blocks}), "provenance": provenance}
-            return [*segments[:i], grown, *segments[i + 1 :]]
-    return [*segments, {"blocks": blocks, "provenance": provenance}]
-
-
-def _flattened(segments: list) -> dict[str, list]:
-    """Values of each provenance entry over all segments, nested names joined by dots."""
-    values: dict[str, list] = {}
-
-    def collect(entry: object, name: str) -> None:
-        if isinstance(entry, dict):
-            for key, value in entry.items():
-                collect(value, f"{name}.{key}" if name else key)
-        else:
-            values.setdefault(name, []).append(entry)
-
-    for segment in segments:
-        collect(segment["provenance"], "")
-    return values
-
-
-def _report(path: Path, error: Exception) -> None:
-    # The reason ends without a full stop, whoever gave it.
-    warnings.warn(f"{path} is not used and will be computed again: {str(error).rstrip('.')}.", stacklevel=4)
+def _is_stored(path: Path) -> bool:
+    """Whether a name is that of a whole file: neither a temporary one nor a bad one that was kept."""
+    return path.name.endswith(".parquet")

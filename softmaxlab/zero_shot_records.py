@@ -110,7 +110,7 @@ def _tables(
     wanted, only = check_tasks(tasks), None if conditions is None else canonical(list(conditions))
     root = find_results(results)
     tables, seen = [], {}
-    for key, table, provenance in Store(root).tables(KIND) if root.is_dir() else ():
+    for key, table, provenance in Store(root).tables(KIND):
         if key.get("protocol") != PROTOCOL or key["task"] not in wanted:
             continue
         if any(key[name] != value for name, value in names.items()):
