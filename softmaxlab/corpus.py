@@ -261,15 +261,20 @@ def _pydoc_text() -> str:
 
 def _decoded(path: Path) -> str:
     """A file's text, without translation of newlines."""
-    path = path.expanduser()
-    if not path.is_file():
-        raise LabError(f"unknown corpus {path}: there is no such file; give {WIKITEXT}, {PYDOC} or the path of a text.")
     try:
+        path = path.expanduser()
+        if not path.is_file():
+            raise LabError(
+                f"unknown corpus {path}: there is no such file; give {WIKITEXT}, {PYDOC} or the path of a text."
+            )
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise LabError(f"the text {path} is not UTF-8 (byte {error.start}); convert it first.") from None
-    except OSError as error:
-        raise LabError(f"the text {path} cannot be read ({error.strerror}).") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a ~user that there is not
+        reason = getattr(error, "strerror", None) or error
+        raise LabError(
+            f"the text {path} cannot be read ({reason}); give {WIKITEXT}, {PYDOC} or the path of a text that can."
+        ) from None
 
 
 def _text_id(text: str) -> str:

@@ -168,6 +168,29 @@ def test_texts_that_cannot_be_used(tmp_path):
         corpus.load_text("")
 
 
+def test_paths_that_the_system_refuses_are_one_sentence(tmp_path, monkeypatch):
+    long = str(tmp_path / ("a" * 300))
+    words = r"cannot be read \(File name too long\); give wikitext103, pydoc or the path of a text that can"
+    for name in (long, f"wikitext103:{long}"):
+        for look in (corpus.load_text, corpus.corpus_id):
+            with pytest.raises(LabError, match=words):
+                look(name)
+    with pytest.raises(LabError, match=r"the text ~nobody-here/text.txt cannot be read"):
+        corpus.load_text("~nobody-here/text.txt")
+    path = tmp_path / "text.txt"
+    path.write_text("some words", encoding="utf-8")
+
+    def refuse(self, **_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    # Permissions do not stop root: `stat` for a folder that may not be searched, `read_bytes` for the file itself.
+    for method in ("stat", "read_bytes"):
+        with monkeypatch.context() as patched:
+            patched.setattr(type(path), method, refuse)
+            with pytest.raises(LabError, match=rf"the text {path} cannot be read \(Permission denied\)"):
+                corpus.load_text(str(path))
+
+
 # Blocks
 
 
