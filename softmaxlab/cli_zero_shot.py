@@ -61,6 +61,8 @@ def zero_shot(
             line = f"  {text}: {paired.score(frame, task, text):.2f} %"
             if BASELINE in texts and text != BASELINE:
                 found = paired.change(frame, task, text)
-                line += f", {report.interval(found.change)} points, gained {found.gained}, lost {found.lost}"
+                # One document has a difference and no interval.
+                points = report.interval(found.change) if found.n > 1 else report.number(found.points)
+                line += f", {points} points, gained {found.gained}, lost {found.lost}"
                 line += f", McNemar p = {found.p:.3g}"
             print(line)

@@ -1,6 +1,7 @@
 """Zero-shot tasks: the harness's own numbers without an operator, no leak from a batch, nothing served wrongly."""
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -452,6 +453,18 @@ def test_the_command_answers_stores_and_compares(run, tiny_model, folder, tmp_pa
     assert out.splitlines()[0] == "PIQA, acc_norm, 5 documents"
     assert out.count("McNemar p =") == 2
     assert len(list((tmp_path / "r" / "zero_shot").glob("*.parquet"))) == 4
+
+
+def test_one_document_has_a_score_and_no_interval(run, tiny_model, folder):
+    arguments = ["--model", tiny_model, "--data", folder, "--limit", 1, "--device", "cpu", "--results", ""]
+    code, out, err = run("zero-shot", "softmax()", "grid(K=4)", "--tasks", "piqa,lambada_openai", *arguments)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert len(lines) == 6 and lines[3] == "LAMBADA, acc, 1 documents"
+    for line in (lines[2], lines[5]):
+        assert re.fullmatch(
+            r"  grid\(K=4\): (10)?0\.00 %, (0|−?100) points, gained [01], lost [01], McNemar p = 1", line
+        )
 
 
 @pytest.mark.parametrize(
