@@ -74,6 +74,23 @@ class FrozenLM(HFLM):
             self._encoded.update(zip(plain, self.tokenizer(plain)["input_ids"], strict=True))
         return [self._encode_pair(*request.args) for request in requests]
 
+    def fault(self, pair: Pair) -> str:
+        """Why a pair cannot be scored; empty if it can.
+
+        A context that is too long loses its beginning, as in the harness. A continuation has nothing to lose.
+        """
+        context, continuation = pair
+        if not context:
+            return "its context has no token, and a continuation needs one to follow"
+        if not continuation:
+            return "its continuation adds no token to the context"
+        if len(continuation) > self.max_length:
+            return (
+                f"a continuation of {len(continuation)} tokens does not fit into the {self.max_length} of the model's "
+                f"context; shorten it or give a model that holds more"
+            )
+        return ""
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:

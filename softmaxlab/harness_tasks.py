@@ -8,7 +8,6 @@ knows the task's name and not its documents.
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -21,6 +20,7 @@ import numpy as np
 import yaml
 
 from softmaxlab import parquet
+from softmaxlab.documents import file_of, read_documents
 from softmaxlab.errors import LabError
 
 try:
@@ -35,13 +35,6 @@ except ImportError as error:
     ) from error
 
 _DEFINITIONS = resources.files("softmaxlab") / "data" / "zero_shot"
-#: Fields of a local document, by task; a line that lacks one is refused.
-_FIELDS = {
-    "lambada_openai": {"context": str, "continuation": str},
-    "winogrande": {"context_options": list, "continuation": str, "gold": int},
-}
-_CHOICE = {"query": str, "choices": list, "gold": int}
-_CHOICES = {"winogrande": "context_options"}
 
 
 @dataclass(frozen=True)
@@ -68,10 +61,11 @@ class LoadedTask:
         name: the harness's name of the task.
         task: the harness's task object.
         limit: only the first so many documents; 0 means all.
+        file: where the documents come from, one a line; None if that is the hub.
     """
 
-    def __init__(self, name: str, task: ConfigurableTask, limit: int) -> None:
-        self.name, self.task, self.limit = name, task, limit
+    def __init__(self, name: str, task: ConfigurableTask, limit: int, file: Path | None = None) -> None:
+        self.name, self.task, self.limit, self.file = name, task, limit, file
         # No caching of requests (cache_requests), no demonstrations: zero-shot.
         with quiet():
             task.set_config(key="num_fewshot", value=0)
@@ -88,6 +82,10 @@ class LoadedTask:
     def fingerprint(self) -> str:
         """SHA-256 over what is asked: every document's number, requests and right choice."""
         return parquet.digest([[d.number, [list(r.args) for r in d.requests], d.gold] for d in self.documents])
+
+    def where(self, number: int) -> str:
+        """Where a document is to be looked for, for messages."""
+        return f"document {number} of {self.name}" if self.file is None else f"line {number + 1} of {self.file}"
 
     def _document(self, number: int, requests: list[Instance]) -> Document:
         doc, task = requests[0].doc, self.task
@@ -138,7 +136,8 @@ def load_task(name: str, *, data: str = "", limit: int = 0) -> LoadedTask:
     """
     with quiet():
         if data:
-            return LoadedTask(name, LocalTask(definition(name), read_documents(name, Path(data))), limit)
+            task = LocalTask(definition(name), read_documents(name, Path(data)))
+            return LoadedTask(name, task, limit, file_of(name, Path(data)))
         try:
             task = manager(name).load([name])["tasks"][name]
         except Exception as error:  # the hub's client raises half a dozen kinds
@@ -158,30 +157,6 @@ def manager(name: str) -> TaskManager:
 def definition(name: str) -> dict:
     """The harness's configuration of a task whose documents come from a local file."""
     return yaml.safe_load((_DEFINITIONS / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
-def read_documents(name: str, folder: Path) -> list[dict]:
-    """The documents of a local file; LabError names the first line that is not one."""
-    path = folder.expanduser() / f"{name}.jsonl"
-    if not path.is_file():
-        raise LabError(f"the documents of {name} are not at {path}: give a folder that holds {name}.jsonl")
-    fields, choices = _FIELDS.get(name, _CHOICE), _CHOICES.get(name, "choices")
-    documents = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                document = json.loads(line)
-                row = {field: document[field] for field in fields}
-                good = all(type(row[field]) is kind for field, kind in fields.items())
-                good = good and ("gold" not in row or 0 <= row["gold"] < len(row[choices]))
-            except (ValueError, TypeError, KeyError):
-                good = False
-            if not good:
-                raise LabError(f"line {number} of {path} is no document of {name} with {', '.join(fields)}")
-            documents.append(row)
-    if not documents:
-        raise LabError(f"{path} holds no document")
-    return documents
 
 
 class LocalTask(ConfigurableTask):

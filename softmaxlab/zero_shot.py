@@ -79,10 +79,15 @@ def data_folder(data: str = "") -> str:
     """The folder of local documents: the one given, else SOFTMAXLAB_ZERO_SHOT; empty means the hub.
 
     Raises:
-        LabError: the folder is not there.
+        LabError: the folder is not there, or cannot be looked at.
     """
     folder = data or os.environ.get("SOFTMAXLAB_ZERO_SHOT", "")
-    if folder and not Path(folder).expanduser().is_dir():
+    try:
+        there = not folder or Path(folder).expanduser().is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a ~user that there is not
+        reason = getattr(error, "strerror", None) or error
+        raise LabError(f"the folder {folder} cannot be looked at ({reason}): give one that can") from None
+    if not there:
         raise LabError(f"there is no folder {folder}: give one that holds files such as hellaswag.jsonl")
     return folder
 
@@ -112,7 +117,8 @@ def evaluate(
         Tidy frame (`COLUMNS`), one row a condition, task and document. Log-likelihoods in nats, one a choice.
 
     Raises:
-        LabError: bad input of any kind; a batch-against-solo gate that fails (`padding_gate`).
+        LabError: bad input of any kind, a document that the model cannot score among it; a batch-against-solo
+            gate that fails (`padding_gate`).
     """
     setting = (setting or Setting()).checked()
     parsed = {text: Condition.parse(text) for text in canonical(list(conditions))}
@@ -176,7 +182,11 @@ class _Run:
         for condition in parsed.values():
             check_supported(work.model, condition)
         self.lm: FrozenLM = harness.FrozenLM(work.model, work.tokenizer, batch=setting.batch, padding=setting.padding)
-        self.pairs = self.lm.tokens([r for task in tasks.values() for d in task.documents for r in d.requests])
+        asked = [(task, d, r) for task in tasks.values() for d in task.documents for r in d.requests]
+        self.pairs = self.lm.tokens([request for *_, request in asked])
+        for (task, document, _), pair in zip(asked, self.pairs, strict=True):
+            if fault := self.lm.fault(pair):
+                raise LabError(f"{task.where(document.number)} cannot be answered by {setting.model}: {fault}")
         bos = work.tokenizer.bos_token_id
         self.made = {
             "date": datetime.date.today().isoformat(),

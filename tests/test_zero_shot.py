@@ -473,6 +473,8 @@ def test_one_document_has_a_score_and_no_interval(run, tiny_model, folder):
         (["nonsense()"], "unknown operator 'nonsense'"),
         (["softmax()", "--tasks", "boolq"], "unknown task 'boolq': known are lambada_openai"),
         (["softmax()", "--data", "/nowhere"], "there is no folder /nowhere"),
+        (["softmax()", "--data", "a" * 300], "cannot be looked at (File name too long)"),
+        (["softmax()", "--data", "~nobody-here"], "the folder ~nobody-here cannot be looked at"),
         (["softmax()", "--batch", "0"], "batch is 0"),
         (["softmax()", "--limit", "-1"], "limit is -1"),
         (["softmax()", "--padding", "both"], "unknown padding side 'both'"),
@@ -489,25 +491,6 @@ def test_bad_input_is_one_sentence(run, folder, arguments, says):
     assert (code, out) == (2, "")
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "the documents of piqa are not at"),
-        ("", "holds no document"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": 0}\n{"query": "a"', "line 2 of"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "line 1 of"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": true}', "line 1 of"),
-        ("[]", "line 1 of"),
-    ],
-)
-def test_a_file_that_holds_no_documents_is_named(content, says, tmp_path, monkeypatch, tiny_model):
-    if content is not None:
-        (tmp_path / "piqa.jsonl").write_text(content, encoding="utf-8")
-    monkeypatch.setenv("SOFTMAXLAB_ZERO_SHOT", str(tmp_path))
-    with pytest.raises(LabError, match=says):
-        zero_shot.evaluate(["softmax()"], Setting(model=str(tiny_model)), tasks=["piqa"], results="")
 
 
 def test_without_a_folder_the_harnesss_own_task_is_loaded_from_the_hub(monkeypatch, tiny_model):
