@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import cyclopts
@@ -274,10 +273,10 @@ def _store(folder: str):
 
     if not folder:
         raise LabError("the results folder is empty: name one, as --results results")
-    root = find_results(folder)
-    if not Path(root).exists():
-        raise LabError(f"there is no results folder {root}: `softmaxlab evaluate` makes one")
-    return Store(root)
+    store = Store(find_results(folder))
+    if not store.root.exists():
+        raise LabError(f"there is no results folder {store.root}: `softmaxlab evaluate` makes one")
+    return store
 
 
 def main() -> None:
