@@ -110,3 +110,7 @@ def test_the_papers_energy_follows_from_its_own_loop():
 def test_a_loop_too_short_for_its_samples_is_refused():
     with pytest.raises(LabError, match="leaves 5 samples"):
         energy.Protocol(seconds=0.5)
+
+
+def test_a_change_from_nothing_is_no_number():
+    assert math.isnan(read.speedup(1.0, 0.0)) and read.speedup(2.0, 1.0) == 100

@@ -33,7 +33,8 @@ def test_rows_are_kept_and_not_measured_again(tmp_path, monkeypatch):
     run("softmax()", again=True, names=["reference", "fused"])
     assert measured[1] == [("reference", "softmax()"), ("fused", "softmax()")]
     assert len(operator_rows.load(first.path)) == 4
-    assert not list(first.path.parent.glob(".*"))  # neither a lock nor a half-written file
+    # No half-written file; the lock stays, for to remove it would let two benches hold it.
+    assert [p.name for p in first.path.parent.glob(".*")] == [".operators-cpu.json.lock"]
 
 
 def test_the_limit_keeps_whole_cases(tmp_path, monkeypatch):
@@ -102,13 +103,54 @@ def test_the_command_prints_what_is_stored(run, tmp_path):
     assert code == 0 and "no map for rescue" in out and "all 1 turns" in out
 
 
-def test_another_file_is_left_alone(tmp_path):
+def whole(**changes):
+    row = {"case": "c", "mode": "attention", "dtype": "float32", "context": 64, "heads": 9, "kv_heads": 3, "dim": 64}
+    row |= {"backend": "fused", "operator": "softmax()", "seconds": [1.0] * 3, "sdpa_seconds": [1.0] * 3}
+    row |= {"peak_bytes": None, "sdpa_peak_bytes": 5, "notices": [], "kind": "cpu", "device": "a CPU", "threads": 2}
+    return json.dumps({"format": 1, "rows": [row | changes]})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("{}", "it has no format"),
+        ('{"format": 1, "rows": [5]}', "rows[0] is 5, but must be an object"),
+        ('{"format": 1, "rows": [{}]}', "rows[0] has no case"),
+        ('{"format": 1, "rows": {"a": 1}}', 'rows is {"a": 1}, but must be a list'),
+        ('{"format": 1, "a": 1}', "it has no rows"),
+        ('{"a": 1}', "it has no format"),
+        (whole(seconds=["x"]), 'rows[0].seconds[0] is "x", but must be a finite number above 0'),
+        (whole(seconds="x"), 'rows[0].seconds is "x", but must be a list'),
+        (whole(sdpa_seconds=[1.0, 0, 1.0]), "rows[0].sdpa_seconds[1] is 0, but must be a finite number above 0"),
+        (whole(seconds=[1.0]), "rows[0] has 1 seconds, but 3 of sdpa"),
+        (whole(context=True), "rows[0].context is true, but must be a whole number"),
+        (whole(peak_bytes="5"), 'rows[0].peak_bytes is "5", but must be a whole number or null'),
+        (whole(threads=10**30), "rows[0].threads is 1000000000000000000000000000000, but must be a whole number"),
+    ),
+)
+def test_another_file_is_left_alone(run, tmp_path, text, said):
     path = operator_rows.where(tmp_path, "cpu")
     path.parent.mkdir()
-    path.write_text("{}")
-    with pytest.raises(LabError, match="move it away"):
+    path.write_text(text)
+    arguments = ["--attention-only", "--context", 64, "--rounds", 3, "--no-memory", "--operators", "h15()"]
+    code, out, err = run("bench", "operators", *arguments, "--results", tmp_path)
+    assert code == 2 and not out and err.count("\n") == 1 and said in err and "move it away" in err
+    assert path.read_text() == text
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    operator_rows.where(tmp_path, "cpu").mkdir(parents=True)
+    monkeypatch.setattr(operators, "measure", lambda *_: pytest.fail("it measures"))
+    with pytest.raises(LabError, match="holds no record of a bench"):
         operators.run(operators=["softmax()"], results=tmp_path, **SMALL)
-    assert path.read_text() == "{}"
+
+
+def test_a_whole_row_is_read(tmp_path):
+    path = operator_rows.where(tmp_path, "cpu")
+    path.parent.mkdir()
+    path.write_text(whole())
+    (row,) = operator_rows.stored(tmp_path, ["cpu"])
+    assert row["ratio"] == 1 and row["peak_mib"] is None
 
 
 def test_the_page_on_costs_shows_them(tmp_path):

@@ -7,22 +7,33 @@ import hashlib
 import json
 import os
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from softmaxlab import backends
+from softmaxlab.bench import shapes
 from softmaxlab.bench.record import write
-from softmaxlab.errors import LabError
+from softmaxlab.bench.shapes import NUMBER, POSITIVE
 from softmaxlab.operators import Operator, parse
 
 FORMAT = 1
 DEVICES = ("cpu", "cuda")
+#: Shape of a row, as `bench.shapes`: what the tables and the page on costs need of it.
+_ROW = {
+    **dict.fromkeys(("case", "mode", "dtype", "backend", "operator", "kind", "device"), str),
+    **dict.fromkeys(("context", "heads", "kv_heads", "dim", "threads"), int),
+    "seconds": [POSITIVE, ...],
+    "sdpa_seconds": [POSITIVE, ...],
+    **dict.fromkeys(("peak_bytes", "sdpa_peak_bytes"), int | None),
+    **dict.fromkeys(("sdpa?", "date?", "source?"), str | None),
+    "sdpa_trial?": {str: NUMBER | None},
+    "notices": [str],
+}
 
 
 def where(results: str | Path, device: str) -> Path:
@@ -77,15 +88,14 @@ def load(path: Path) -> list[dict[str, Any]]:
     Raises:
         LabError: it holds something else.
     """
-    if not path.is_file():
+    if not path.exists():
         return []
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["format"] != FORMAT:
-            raise ValueError(f"format {held['format']}")
-        return list(held["rows"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} holds no record of a bench ({error}): move it away to measure again") from None
+    rows = shapes.load(path, FORMAT, {"rows": [_ROW]})["rows"]
+    for i, row in enumerate(rows):  # a ratio is of one round
+        if len(row["seconds"]) != len(row["sdpa_seconds"]):
+            rounds = f"rows[{i}] has {len(row['seconds'])} seconds, but {len(row['sdpa_seconds'])} of sdpa"
+            raise shapes.no_record(path, rounds)
+    return rows
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -144,25 +154,6 @@ def verdict(row: dict[str, Any]) -> str:
     if row["target"] is None:
         return ""
     return f"≤ {row['target']:g} {'met' if row['ratio'] <= row['target'] else 'missed'}"
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """While open, no other bench writes the file. Raises LabError where one does."""
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=5)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise LabError(f"another bench writes {path}: wait for it or stop it") from None
-    except OSError as error:
-        raise LabError(f"{path} cannot be written: {error}") from None
-    try:
-        yield
-    finally:
-        lock.release()
-        with contextlib.suppress(OSError):
-            os.unlink(lock.lock_file)
 
 
 #: What a fused backend was to cost at most, in sdpa's time, before it was written: (device, mode, dtype, context).

@@ -29,6 +29,7 @@ from softmaxlab import backends, models
 from softmaxlab.backends import fused
 from softmaxlab.bench import operator_rows as stored
 from softmaxlab.bench import sdpa
+from softmaxlab.bench.record import locked
 from softmaxlab.bench.turns import Budget, Outcome, environment, interruptible
 from softmaxlab.errors import LabError
 from softmaxlab.operators import parse
@@ -129,7 +130,7 @@ def run(
     ]
     wanted = [(backends.canonical(name), str(parse(text))) for name in names for text in operators]
     budget, path = Budget(limit), stored.where(results, device)
-    with stored.locked(path), interruptible():
+    with locked(path), interruptible():
         rows, session = stored.load(path), stored.facts(device)
         done, why = 0, ""
         try:

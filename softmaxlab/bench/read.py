@@ -25,8 +25,8 @@ NAN = float("nan")
 
 
 def speedup(t0: float, t1: float) -> float:
-    """In percent, of the second time over the first."""
-    return 100 * (t0 / t1 - 1)
+    """In percent, of the second time over the first; NaN where the second is 0, as a rehearsal's may be rounded to."""
+    return 100 * (t0 / t1 - 1) if t1 else NAN
 
 
 def pooled(rounds0: Iterable[Iterable[float]], rounds1: Iterable[Iterable[float]]) -> tuple[float, float]:
@@ -129,7 +129,8 @@ def energies(results: str = "results", rehearsed: bool = False) -> pd.DataFrame:
             whole = all(bases.values())
 
             def change(column: str, base: str, one: dict = one, bases: dict = bases, whole: bool = whole) -> float:
-                return 100 * (one[column] / bases[base][column] - 1) if whole else NAN
+                below = bases[base][column] if whole else 0.0  # a counter or a power may stand at 0
+                return 100 * (one[column] / below - 1) if below else NAN
 
             rows.append(
                 _head(entry, facts, kind, cell, kernel)
@@ -168,7 +169,10 @@ def timelines(results: str = "results", rehearsed: bool = False) -> pd.DataFrame
         cell = Cell.parse(entry.cell)
         found = {}
         for t in entry.turns:
-            timed = t["kernel_us"][entry.protocol["warmup"] :]
+            warmup = entry.protocol["warmup"]
+            timed = t["kernel_us"][warmup:]
+            if not timed:
+                raise LabError(f"timeline: {len(t['kernel_us'])} traced calls leave none after {warmup} of warm-up")
             launches = t["launch_us"]
             found[t["kernel"], t["round"]] = {
                 "kernel_us": statistics.median(t["kernel_us"]),

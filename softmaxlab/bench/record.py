@@ -11,22 +11,24 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from softmaxlab import files
+from softmaxlab.bench import shapes
+from softmaxlab.bench.cells import Cell
 from softmaxlab.errors import LabError
 from softmaxlab.evaluate import find_results
 
 FORMAT = 1
 FOLDER = "kernel"
-PROGRAMS = ("latency", "duration", "energy", "counters", "timeline", "checks")
+PATIENCE = 5.0  # seconds for which another bench's lock is waited for
+PROGRAMS = tuple(shapes.TURNS)
 
 
 @dataclass
@@ -59,11 +61,25 @@ class Entry:
     def partial(self) -> bool:
         """Whether turns are missing of kernels that were not refused."""
         rounds = self.total // len(self.kernels)
-        return len(self.turns) < rounds * len([k for k in self.kernels if k not in self.refused])
+        return self.taken < rounds * len([k for k in self.kernels if k not in self.refused])
+
+    @property
+    def taken(self) -> int:
+        """Turns that are there of kernels that were not refused."""
+        return sum(t["kernel"] not in self.refused for t in self.turns)
 
     def done(self, round_: int, kernel: str) -> bool:
         """Whether a turn is there."""
         return any(t["round"] == round_ and t["kernel"] == kernel for t in self.turns)
+
+
+class Held(NamedTuple):
+    """What a file holds: of which program, measured or rehearsed, key of a session → its facts, and the entries."""
+
+    program: str
+    kind: str
+    sessions: dict[str, dict[str, str]]
+    entries: list[Entry]
 
 
 class Record:
@@ -76,32 +92,33 @@ class Record:
         results: folder, as everywhere.
 
     Raises:
-        LabError: the file does not hold a record, or cannot be written.
+        LabError: on opening, when the file does not hold a record of the program, another bench has it open, or it
+            cannot be written.
     """
 
     def __init__(self, program: str, facts: Mapping[str, str], kind: str, results: str | Path = "results") -> None:
         self.path = folder(results) / f"{program}-{_slug(facts.get('GPU', 'unknown'))}.json"
-        self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=5)
         self.program, self.kind = program, kind
         self.session = _digest(dict(facts))
-        self.entries = load(self.path) if self.path.is_file() else []
-        self.sessions = _read(self.path)["sessions"] if self.path.is_file() else {}
-        self.sessions.setdefault(self.session, dict(facts) | {"date": datetime.date.today().isoformat()})
+        self.entries: list[Entry] = []
+        self.sessions: dict[str, dict[str, str]] = {}
+        self._facts = dict(facts) | {"date": datetime.date.today().isoformat()}
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Record:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            raise LabError(f"another bench writes {self.path}: wait for it or stop it") from None
-        except OSError as error:
-            raise LabError(f"{self.path} cannot be written: {error}") from None
+        with contextlib.ExitStack() as opening:
+            opening.enter_context(locked(self.path))
+            # Only now: until it let go, another bench may have added turns, which a save of ours would drop.
+            held = read(self.path) if self.path.exists() else Held(self.program, self.kind, {}, [])
+            if held.program != self.program:
+                raise shapes.no_record(self.path, f"program {held.program}")
+            self.entries, self.sessions = held.entries, held.sessions
+            self.sessions.setdefault(self.session, self._facts)
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        with contextlib.suppress(OSError):
-            os.unlink(self._lock.lock_file)
+        self._open.close()
 
     def entry(self, cell: object, kernels: Iterable[str], protocol: Mapping[str, Any], total: int) -> Entry:
         """The entry of a cell: the one that is there, or a new one."""
@@ -131,43 +148,85 @@ def folder(results: str | Path = "results") -> Path:
     return find_results(str(results)) / FOLDER
 
 
-def load(path: Path) -> list[Entry]:
-    """The entries of a file.
+def read(path: Path) -> Held:
+    """What a file holds.
 
     Raises:
         LabError: it holds no record of this format.
     """
+    held = shapes.load(path, FORMAT, shapes.FILE)
+    if held["program"] not in PROGRAMS:
+        raise shapes.no_record(path, f"program {held['program']}")
     try:
-        return [Entry(**e) for e in _read(path)["entries"]]
+        entries = [Entry(**e) for e in held["entries"]]
     except TypeError as error:
-        raise LabError(f"{path} holds no record of a bench ({error}): move it away to measure again") from None
+        raise shapes.no_record(path, error) from None
+    unknown = next((e.session for e in entries if e.session not in held["sessions"]), None)
+    if unknown is not None:
+        raise shapes.no_record(path, f"there is no session {unknown}")
+    return Held(held["program"], held["kind"], held["sessions"], entries)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["format"] != FORMAT or held["program"] not in PROGRAMS:
-            raise ValueError(f"format {held['format']}, program {held['program']}")
-        return {"entries": held["entries"], "sessions": held["sessions"], "kind": held["kind"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} holds no record of a bench ({error}): move it away to measure again") from None
+def load(path: Path) -> list[Entry]:
+    """The entries of a file. Raises LabError as `read`."""
+    return read(path).entries
 
 
-def stored(program: str, results: str | Path = "results") -> list[tuple[Entry, dict[str, str], str]]:
-    """Every entry of a program, with its session's facts and its kind.
+def found(program: str, results: str | Path = "results") -> list[tuple[Entry, dict[str, str], str]]:
+    """Every entry of a program, with its session's facts and its kind; none where nothing is stored.
 
     Raises:
-        LabError: an unknown program, or nothing is stored of it.
+        LabError: an unknown program; a file that holds something else, or what its tables cannot show.
     """
     if program not in PROGRAMS:
         raise LabError(f"unknown bench {program!r}: known are {', '.join(PROGRAMS)}")
-    found = []
+    turn, protocol = shapes.TURNS[program]
+    there = []
     for path in sorted(folder(results).glob(f"{program}-*.json")):
-        held = _read(path)
-        found += [(entry, held["sessions"][entry.session], held["kind"]) for entry in load(path)]
-    if not found:
+        held = read(path)
+        try:
+            if held.program != program:
+                raise ValueError(f"program {held.program}")
+            for i, entry in enumerate(held.entries):
+                shapes.check(entry.turns, [turn], f"entries[{i}].turns")
+                shapes.check(entry.protocol, protocol, f"entries[{i}].protocol")
+                Cell.parse(entry.cell)
+        except (ValueError, LabError) as error:
+            raise shapes.no_record(path, error) from None
+        there += [(entry, held.sessions[entry.session], held.kind) for entry in held.entries]
+    return there
+
+
+def stored(program: str, results: str | Path = "results") -> list[tuple[Entry, dict[str, str], str]]:
+    """As `found`, but raises LabError where nothing is stored."""
+    there = found(program, results)
+    if not there:
         raise LabError(f"nothing of `bench {program}` is stored in {folder(results)}: run it on a GPU first")
-    return found
+    return there
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """While open, no other bench writes a file. Its folder is made.
+
+    The system frees the lock when its holder dies. The empty file beside it stays: if it were removed, one bench
+    could hold the lock of the removed file, for which it waited, and another one that of a new file.
+
+    Raises:
+        LabError: another bench does not let go, or the folder cannot be written.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=PATIENCE)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise LabError(f"another bench writes {path}: wait for it or stop it") from None
+    except OSError as error:
+        raise LabError(f"{path} cannot be written: {error}") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write(path: Path, text: str) -> None:

@@ -47,7 +47,8 @@ def opened(
 
     Raises:
         turns.Stopped: the time is up, or a signal came, before the first turn.
-        LabError: no GPU, an unsupported one, FlashAttention-4 missing, a cell or kernel that cannot run there.
+        LabError: no GPU, an unsupported one, FlashAttention-4 missing, a cell or kernel that cannot run there; a file
+            of the program that holds something else.
     """
     cells, names = parse_cells(cells), kernels.parse_all(names)
     budget = turns.Budget(limit)
@@ -58,6 +59,7 @@ def opened(
         source.checked()
     where.check(cells)
     results = results or rehearsal_folder()
+    record.found(program, results)  # what the table at the end could not show is refused before kernels are compiled
     with turns.interruptible():
         try:
             verdicts = gate.read(cells, names, where, results, budget)
