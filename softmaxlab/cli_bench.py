@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from cyclopts import App, Parameter
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from softmaxlab.bench.turns import Outcome
 
-PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input
+PARTIAL = 3  # exit code of a bench that was stopped; 2 is bad input, or that everything was refused
 
 bench = App(name="bench", default_parameter=Parameter(negative=()))
 bench.help = (
@@ -69,10 +69,17 @@ class Options:
 
         where = {"results": self.folder, "rehearse": self.rehearse}
         outcome = program(self.cells or [cells], self.kernels or kernels, *rest, **where, limit=self.limit, **more)
-        print(read.text(name, self.folder, rehearsed=self.rehearse))
-        print(outcome)
-        if outcome.partial:
-            sys.exit(PARTIAL)
+        _end(outcome, lambda: read.text(name, self.folder, rehearsed=self.rehearse))
+
+
+def _end(outcome: Outcome, table: Callable[[], str], to: TextIO | None = None) -> None:
+    """Print what is stored and how far a program came; say by the exit code if that is not what was asked."""
+    print(table())
+    if outcome.refused and not outcome.partial:
+        raise LabError(str(outcome))
+    print(outcome, file=to)
+    if outcome.partial:
+        sys.exit(PARTIAL)
 
 
 _USUAL = Options()
@@ -97,15 +104,15 @@ def latency(options: Options = _USUAL, *, graphs: bool = False, sweeps: int = 0,
 
     numbers = programs.REHEARSAL if options.rehearse and not graphs else {}
     for name, value in {"sweeps": sweeps, "window_ms": window_ms}.items():
-        if value and (not graphs or value < 0):
-            raise LabError(f"{name} is {value}, but must be above 0 and goes with --graphs only")
+        if value and not graphs:
+            raise LabError(f"{name} is {value:g}, but goes with --graphs only")
         numbers |= {name: value} if value else {}
     program, name = (programs.duration, "duration") if graphs else (programs.run, "latency")
     options.run(program, name, "quick", DEFAULT, **numbers)
 
 
 @bench.command
-def energy(options: Options = _USUAL, *, seconds: float = 45.0, rounds: int = 1) -> None:
+def energy(options: Options = _USUAL, *, seconds: float | None = None, rounds: int = 1) -> None:
     """Board energy of a forward pass: a sustained loop of each kernel, power sampled at 100 ms.
 
     The default cell is the paper's causal 16K.
@@ -113,13 +120,15 @@ def energy(options: Options = _USUAL, *, seconds: float = 45.0, rounds: int = 1)
     Parameters
     ----------
     seconds
-        Of a loop.
+        Of a loop: the paper's 45, or 0.6 in a rehearsal, if none are given.
     rounds
         Loops of each kernel, in alternating order.
     """
     from softmaxlab.bench import energy as programs
 
-    protocol = programs.REHEARSAL if options.rehearse else programs.Protocol(seconds=seconds)
+    protocol = programs.REHEARSAL if options.rehearse else programs.Protocol()
+    if seconds is not None:
+        protocol = replace(protocol, seconds=seconds)
     options.run(programs.run, "energy", "bf16/causal/16384", ["h15"], protocol, rounds=rounds)
 
 
@@ -205,10 +214,8 @@ def operators(
         results=results,
     )
     rows = operator_rows.stored(results, [device])
-    print(json.dumps(rows, indent=1) if as_json else operator_rows.text(rows))
-    print(outcome, file=sys.stderr if as_json else sys.stdout)
-    if outcome.partial:
-        sys.exit(PARTIAL)
+    said = json.dumps(rows, indent=1) if as_json else operator_rows.text(rows)
+    _end(outcome, lambda: said, sys.stderr if as_json else None)
 
 
 @bench.command

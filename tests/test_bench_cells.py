@@ -112,5 +112,19 @@ def test_a_loop_too_short_for_its_samples_is_refused():
         energy.Protocol(seconds=0.5)
 
 
+@pytest.mark.parametrize("name", ["seconds", "lead", "tail", "interval"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, "45", None, True])
+def test_a_protocol_of_energy_takes_only_seconds_that_can_pass(name, value):
+    with pytest.raises(LabError, match=f"^energy: {name} is .*, but must be "):
+        energy.Protocol(**{name: value})
+
+
+def test_the_rest_of_a_protocol_of_energy_is_counted():
+    for name in ("chunk", "warmup", "first", "last"):
+        with pytest.raises(LabError, match=f"energy: {name} is -1, but must be a whole number"):
+            energy.Protocol(**{name: -1})
+    assert energy.Protocol(seconds=60, warmup=0, first=0, last=0, lead=0, tail=0).seconds == 60
+
+
 def test_a_change_from_nothing_is_no_number():
     assert math.isnan(read.speedup(1.0, 0.0)) and read.speedup(2.0, 1.0) == 100

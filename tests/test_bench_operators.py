@@ -82,7 +82,10 @@ def test_peak_memory_grows_linearly_with_the_context():
         (["--device", "tpu"], "tpu"),
         (["--dtype", "float8"], "float8"),
         (["--context", "1"], "context is 1"),
+        (["--context", "99999999999999"], "context is 99999999999999, but must be a whole number from 2 to 131072"),
         (["--rounds", "2"], "rounds is 2"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--limit", "nan"], "limit is nan seconds"),
         (["--operators", "nonsense()"], "nonsense"),
         (["--backend", "nonsense"], "nonsense"),
         (["--limit", "-1"], "limit"),
@@ -101,6 +104,32 @@ def test_the_command_prints_what_is_stored(run, tmp_path):
     assert code == 0 and row["rounds"] == 3 and "no map for rescue" in row["notices"][0]
     code, out, _ = run("bench", "operators", *arguments, "--operators", "rescue(of=h15())", "--limit", 100)
     assert code == 0 and "no map for rescue" in out and "all 1 turns" in out
+
+
+@pytest.mark.parametrize("nothing", ({"contexts": []}, {"operators": []}, {"names": []}))
+def test_to_ask_for_nothing_is_refused(tmp_path, nothing):
+    with pytest.raises(LabError, match="must be one of each at least"):
+        operators.run(results=tmp_path, **SMALL | nothing)
+
+
+@pytest.mark.parametrize(
+    "error", (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+)
+def test_a_case_that_does_not_fit_is_one_sentence_and_those_before_are_kept(tmp_path, monkeypatch, error):
+    real = operators.measure
+
+    def measure(case, *rest):
+        if case.context > 64:
+            raise error
+        return real(case, *rest)
+
+    monkeypatch.setattr(operators, "measure", measure)
+    with pytest.raises(LabError, match=r"attention/h9/kv3/d64/float32/128 does not fit into the memory of cpu"):
+        operators.run(operators=["softmax()"], results=tmp_path, **SMALL | {"contexts": [64, 128]})
+    assert [r["context"] for r in operator_rows.load(operator_rows.where(tmp_path, "cpu"))] == [64]
+    monkeypatch.setattr(operators, "measure", lambda *_: [][0])
+    with pytest.raises(IndexError):  # another error is not hidden
+        operators.run(operators=["h15()"], results=tmp_path, **SMALL)
 
 
 def whole(**changes):

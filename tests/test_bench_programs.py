@@ -237,8 +237,19 @@ def test_doctor_is_a_command(run):
         (["latency", "--cells", "nowhere"], "unknown set of cells 'nowhere'"),
         (["latency", "--kernels", "h16"], "h16"),
         (["latency", "--limit", "-1"], "limit is -1 seconds"),
-        (["latency", "--sweeps", "3"], "sweeps is 3, but must be above 0 and goes with --graphs only"),
-        (["latency", "--graphs", "--window-ms", "-2"], "window_ms is -2.0, but must be above 0"),
+        (["latency", "--limit", "nan"], "limit is nan seconds, but must be finite"),
+        (["latency", "--limit", "inf"], "limit is inf seconds, but must be finite"),
+        (["latency", "--sweeps", "3"], "sweeps is 3, but goes with --graphs only"),
+        (["latency", "--graphs", "--sweeps", "-3"], "sweeps is -3, but must be a whole number from 1"),
+        (["latency", "--graphs", "--window-ms", "-2"], "window_ms is -2, but must be above 0 and at most 60000"),
+        (["latency", "--graphs", "--window-ms", "nan"], "window_ms is nan, but must be above 0"),
+        (["latency", "--graphs", "--window-ms", "inf"], "window_ms is inf, but must be above 0"),
+        (["latency", "--graphs", "--window-ms", "1e300"], "window_ms is 1e+300, but must be above 0"),
+        (["energy", "--rounds", "0"], "rounds is 0, but must be a whole number from 1"),
+        (["energy", "--rounds", "-3"], "rounds is -3, but must be a whole number from 1"),
+        (["energy", "--seconds", "-5"], "energy: seconds is -5, but must be above 0"),
+        (["energy", "--seconds", "nan"], "energy: seconds is nan, but must be above 0"),
+        (["energy", "--seconds", "0.01"], "a loop of 0.01 s leaves 1 samples"),
         (["timeline", "--cells", "bf16/d80"], "head dimension is 80"),
         (["show", "nothing"], "unknown bench 'nothing'"),
     ],
@@ -247,6 +258,56 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run, arguments, says, results
     more = [] if arguments[0] == "show" else ["--rehearse"]
     code, out, err = run("bench", *arguments, *more, "--results", results)
     assert code == 2 and not out and says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "number"),
+    [
+        (latency.run, {"rounds": 0}),
+        (latency.run, {"windows": 0}),
+        (latency.run, {"calls": 2.5}),
+        (latency.run, {"warmup": -1}),
+        (latency.duration, {"sweeps": True}),
+        (latency.duration, {"window_ms": "20"}),
+        (energy.run, {"rounds": "3"}),
+        (timeline.run, {"calls": 0}),
+        (counters.run, {"launches": 0}),
+        (counters.run, {"limit": 10**400}),
+    ],
+)
+def test_numbers_from_a_program_are_held_to_their_ranges_too(results, program, number):
+    (name,) = number
+    with pytest.raises(LabError, match=rf"^{name} is .*, but must be "):
+        program([CELL], ["h15"], results=results, **number, **DRY)
+    assert not os.path.exists(results)
+
+
+def test_a_bench_that_measured_nothing_of_what_was_asked_is_no_success(run, results, monkeypatch):
+    arguments = ("bench", "latency", "--graphs", "--rehearse", "--sweeps", 2, "--cells", "bf16/256/h2/kv1/d64")
+    arguments += ("--results", results)
+    # On grouped heads: stock and control are measured, what was asked is not.
+    code, out, err = run(*arguments, "--kernels", "sdpa-efficient")
+    assert code == 2 and err.count("\n") == 1 and "takes no grouped heads" in out
+    assert "nothing of what was asked could be measured: every cell refuses sdpa-efficient" in err
+    assert "4 turns of other kernels are in" in err and len(one_entry("duration", results).turns) == 4
+    code, out, err = run(*arguments, "--kernels", "sdpa-efficient", "s(3)")  # one of two is something
+    assert code == 0 and "all 6 turns" in out and not err
+
+    def broken(self, name, cell):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(machine.Rehearsal, "opened", broken)
+    code, out, err = run(*arguments, "--kernels", "h15")
+    assert code == 2 and "every cell refuses h15" in err and "0 turns of other kernels" in err and "no luck" in out
+
+
+def test_a_rehearsal_loops_as_long_as_it_is_told(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(energy, "run", lambda cells, names, protocol, **_: asked.append(protocol))
+    monkeypatch.setattr("softmaxlab.cli_bench._end", lambda *_: None)
+    for arguments in (["--rehearse"], ["--rehearse", "--seconds", 2], [], ["--seconds", 60]):
+        assert run("bench", "energy", *arguments)[0] == 0
+    assert [p.seconds for p in asked] == [0.6, 2, 45, 60] and [p.interval for p in asked] == [0.01, 0.01, 0.1, 0.1]
 
 
 def test_a_gpu_of_another_generation_is_refused(monkeypatch):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from softmaxlab.bench import kernels, session, turns
+from softmaxlab.bench import kernels, ranges, session, turns
 from softmaxlab.bench.cells import Cell
 from softmaxlab.bench.record import Entry
 from softmaxlab.errors import LabError
@@ -75,8 +75,10 @@ def run(
         cells, names, results, rehearse, limit: as `latency.run`; torch's kernels are left out.
 
     Raises:
-        LabError: as `session.opened`; ncu is missing, or the driver refuses it.
+        LabError: as `latency.run`; ncu is missing, or the driver refuses it.
     """
+    ranges.count("skip", skip, 0)
+    ranges.count("launches", launches)
     names = [n for n in kernels.parse_all(names) if not kernels.is_reference(n)]
     tool = "" if rehearse else find()
     opened = session.opened(

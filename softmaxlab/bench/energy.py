@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from softmaxlab.bench import kernels, nvml, session, turns
+from softmaxlab.bench import kernels, nvml, ranges, session, turns
 from softmaxlab.bench.cells import Cell
 from softmaxlab.bench.record import Entry
 from softmaxlab.errors import LabError
@@ -32,6 +32,9 @@ class Protocol:
         lead, tail: seconds of samples before and after the loop.
         interval: seconds between samples, as requested.
         first, last: samples that are dropped at either end.
+
+    Raises:
+        LabError: a number out of its range; a loop too short for its samples.
     """
 
     seconds: float = 45.0
@@ -44,8 +47,12 @@ class Protocol:
     last: int = LAST
 
     def __post_init__(self) -> None:
+        for name, zero in {"seconds": False, "interval": False, "lead": True, "tail": True}.items():
+            ranges.amount(f"energy: {name}", getattr(self, name), ranges.DAY, zero=zero)
+        for name, least in {"chunk": 1, "warmup": 0, "first": 0, "last": 0}.items():
+            ranges.count(f"energy: {name}", getattr(self, name), least)
         kept = (self.seconds + self.lead + self.tail) / self.interval - self.first - self.last
-        if self.seconds <= 0 or kept < 10:
+        if kept < 10:
             raise LabError(
                 f"energy: a loop of {self.seconds:g} s leaves {max(0, int(kept))} samples at {self.interval:g} s, "
                 "but at least 10 are needed: make it longer"
@@ -73,8 +80,9 @@ def run(
         cells, names, results, rehearse, limit: as `latency.run`.
 
     Raises:
-        LabError: as `session.opened`; a loop too short for its samples.
+        LabError: as `latency.run`.
     """
+    ranges.count("rounds", rounds)
     protocol = protocol or (REHEARSAL if rehearse else Protocol())
     opened = session.opened(
         "energy", cells, names, vars(protocol), rounds=rounds, results=results, rehearse=rehearse, limit=limit

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from softmaxlab.bench import kernels, session, turns
+from softmaxlab.bench import kernels, ranges, session, turns
 from softmaxlab.bench.cells import Cell
 from softmaxlab.bench.record import Entry
 from softmaxlab.errors import LabError
 
 MOST_CALLS = 512  # in a graph
+MOST_MS = 60_000.0  # of a window: as many of the longest calls that there are
 REHEARSAL = {"calls": 10, "warmup": 5}
 
 
@@ -51,8 +52,11 @@ def run(
         How far it came.
 
     Raises:
-        LabError: as `session.opened`.
+        LabError: as `session.opened`; a number out of its range.
     """
+    for name, value in {"rounds": rounds, "windows": windows, "calls": calls}.items():
+        ranges.count(name, value)
+    ranges.count("warmup", warmup, 0)
     protocol = {"rounds": rounds, "windows": windows, "calls": calls, "warmup": warmup, "lse": True}
     opened = session.opened(
         "latency", cells, names, protocol, rounds=rounds, results=results, rehearse=rehearse, limit=limit
@@ -84,6 +88,8 @@ def duration(
             of inputs. The sets together exceed the cache.
         cells, names, results, rehearse, limit: as `run`.
     """
+    ranges.count("sweeps", sweeps)
+    ranges.amount("window_ms", window_ms, MOST_MS)
     protocol = {"sweeps": sweeps, "window_ms": window_ms, "lse": True}
     if not rehearse:
         session.keep_compiled()
@@ -100,8 +106,7 @@ def duration(
         except KeyboardInterrupt:
             why = "it was interrupted"
             s.record.save()
-        total = sum(sweeps * len([k for k in e.kernels if k not in e.refused]) for e in s.entries)
-        return turns.Outcome(s.record.path, sum(len(e.turns) for e in s.entries), total, why)
+        return turns.outcome(s.record, s.entries, sweeps, why)
 
 
 def _cell(s: session.Session, entry: Entry, sweeps: int, window_ms: float) -> bool:

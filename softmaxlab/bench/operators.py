@@ -12,6 +12,7 @@ high-water mark of a process of its own, attention alone: a process that has run
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from torch import Tensor
 from softmaxlab import backends, models
 from softmaxlab.backends import fused
 from softmaxlab.bench import operator_rows as stored
-from softmaxlab.bench import sdpa
+from softmaxlab.bench import ranges, sdpa
+from softmaxlab.bench.cells import LENGTHS
 from softmaxlab.bench.record import locked
 from softmaxlab.bench.turns import Budget, Outcome, environment, interruptible
 from softmaxlab.errors import LabError
@@ -72,8 +74,7 @@ class Case:
         if self.mode not in MODES:
             raise LabError(f"bench operators: mode is {self.mode!r}, but must be one of {', '.join(MODES)}")
         models.check_dtype(self.dtype)
-        if self.context < 2:
-            raise LabError(f"bench operators: context is {self.context}, but must be at least 2 tokens")
+        ranges.count("bench operators: context", self.context, 2, LENGTHS[1])
 
     def __str__(self) -> str:
         shape = f"h{self.heads}/kv{self.kv_heads}/d{self.dim}" if self.mode == "attention" else models.EMBEDDED
@@ -115,20 +116,21 @@ def run(
         results: folder.
 
     Raises:
-        LabError: an unknown device, dtype, mode, operator or backend; another bench writes the file.
+        LabError: an unknown device, dtype, mode, operator or backend; a number out of its range; another bench writes
+            the file, or it holds something else; a case that memory does not hold, where those before it are kept.
     """
     if device not in SHAPES:
         raise LabError(f"bench operators: device is {device!r}, but must be one of {', '.join(SHAPES)}")
     models.pick_device(device)
-    if rounds < LEAST_ROUNDS:
-        raise LabError(f"bench operators: rounds is {rounds}, but must be at least {LEAST_ROUNDS}")
-    cases = [
-        Case(mode, dtype, context, *(SHAPES[device] if mode == "attention" else ()))
-        for mode in modes
-        for dtype in dtypes
-        for context in contexts
-    ]
-    wanted = [(backends.canonical(name), str(parse(text))) for name in names for text in operators]
+    ranges.count("bench operators: rounds", rounds, LEAST_ROUNDS)
+    grid = itertools.product(modes, dtypes, contexts)
+    cases = [Case(m, d, c, *(SHAPES[device] if m == "attention" else ())) for m, d, c in grid]
+    wanted = [(backends.canonical(n), str(parse(t))) for n, t in itertools.product(names, operators)]
+    if not cases or not wanted:
+        raise LabError(
+            f"bench operators: {len(cases)} cases and {len(wanted)} operators with a backend were asked for, but there "
+            "must be one of each at least"
+        )
     budget, path = Budget(limit), stored.where(results, device)
     with locked(path), interruptible():
         rows, session = stored.load(path), stored.facts(device)
@@ -138,7 +140,8 @@ def run(
                 place = (str(case), session["device"], session["threads"])
                 there = {(r["backend"], r["operator"]) for r in rows if stored.place(r) == place}
                 missing = [pair for pair in wanted if again or pair not in there]
-                new = measure(case, missing, device, rounds, budget, memory) if missing else []
+                with _fitting(case, device):
+                    new = measure(case, missing, device, rounds, budget, memory) if missing else []
                 if new:
                     rows = stored.merged(rows, [r | session for r in new])
                     stored.save(path, rows)
@@ -149,6 +152,22 @@ def run(
         except KeyboardInterrupt:
             why = "it was interrupted"
     return Outcome(path, done, len(cases) * len(wanted), why)
+
+
+@contextlib.contextmanager
+def _fitting(case: Case, device: str) -> Iterator[None]:
+    """Say in a sentence that memory does not hold a case."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # torch has an exception of its own on CUDA; on the CPU its allocator's refusal is any RuntimeError.
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+        if not full:
+            raise
+        raise LabError(
+            f"bench operators: {case} does not fit into the memory of {device}: ask for a shorter context; the cases "
+            "before it are kept"
+        ) from None
 
 
 def measure(

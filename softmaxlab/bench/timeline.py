@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from softmaxlab.bench import kernels, session, turns
+from softmaxlab.bench import kernels, ranges, session, turns
 from softmaxlab.bench.cells import Cell
 from softmaxlab.bench.machine import Cuda
 from softmaxlab.bench.record import Entry
@@ -38,8 +38,11 @@ def run(
         cells, names, results, rehearse, limit: as `latency.run`.
 
     Raises:
-        LabError: as `session.opened`.
+        LabError: as `latency.run`.
     """
+    ranges.count("rounds", rounds)
+    ranges.count("calls", calls)
+    ranges.count("warmup", warmup, 0)
     protocol = {"rounds": rounds, "calls": calls, "warmup": warmup, "lse": True}
     opened = session.opened(
         "timeline", cells, names, protocol, rounds=rounds, results=results, rehearse=rehearse, limit=limit

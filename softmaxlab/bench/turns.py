@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import softmaxlab
+from softmaxlab.bench import ranges
+from softmaxlab.bench.kernels import CONTROL, STOCK
 from softmaxlab.bench.record import Entry, Record
 from softmaxlab.errors import LabError
 
@@ -34,12 +36,14 @@ class Outcome:
         path: of the record.
         done, total: turns.
         why: why it stopped before the end; empty if it did not.
+        refused: what was asked, if all of it was refused everywhere; else empty.
     """
 
     path: Path
     done: int
     total: int
     why: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
@@ -50,6 +54,11 @@ class Outcome:
         if self.why:
             return (
                 f"partial, {self.why}: {self.done} of {self.total} turns are in {self.path}; the same command goes on"
+            )
+        if self.refused:
+            return (
+                f"nothing of what was asked could be measured: every cell refuses {', '.join(self.refused)}, for the "
+                f"reasons above; {self.done} turns of other kernels are in {self.path}"
             )
         return f"all {self.total} turns are in {self.path}"
 
@@ -64,8 +73,8 @@ class Budget:
     """Seconds that a program may take, from now. Args: limit: seconds, 0 for no limit."""
 
     def __init__(self, limit: float = 0) -> None:
-        if limit < 0:
-            raise LabError(f"limit is {limit:g} seconds, but cannot be negative; 0 means none")
+        if not ranges.finite(limit) or limit < 0:
+            raise LabError(f"limit is {ranges.said(limit)} seconds, but must be finite and at least 0; 0 means none")
         self._end = time.monotonic() + limit if limit else None
 
     def left(self) -> float:
@@ -107,8 +116,18 @@ def take(record: Record, entries: Iterable[Entry], rounds: int, one: Callable, b
             why = "the time limit is reached"
         except KeyboardInterrupt:
             why = "it was interrupted"
-    turns = sum(rounds * len([k for k in e.kernels if k not in e.refused]) for e in entries)
-    return Outcome(record.path, sum(len(e.turns) for e in entries), turns, why)
+    return outcome(record, entries, rounds, why)
+
+
+def outcome(record: Record, entries: Iterable[Entry], rounds: int, why: str = "") -> Outcome:
+    """How far a program came with its entries. Args: rounds: of each entry; why: as `Outcome`."""
+    entries = list(entries)
+    running = [k for e in entries for k in e.kernels if k not in e.refused]
+    every = dict.fromkeys(k for e in entries for k in e.kernels)
+    # Stock and control are there to be compared with, and asked for only where nothing else is.
+    asked = [k for k in every if k not in (STOCK, CONTROL)] or list(every)
+    refused = () if set(asked) & set(running) else tuple(asked)
+    return Outcome(record.path, sum(e.taken for e in entries), rounds * len(running), why, refused)
 
 
 class Stopped(LabError):
