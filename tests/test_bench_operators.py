@@ -106,6 +106,13 @@ def test_the_command_prints_what_is_stored(run, tmp_path):
     assert code == 0 and "no map for rescue" in out and "all 1 turns" in out
 
 
+def test_what_has_two_text_forms_is_measured_once(tmp_path):
+    found = operators.run(operators=["softmax()", "softmax( )"], results=tmp_path, **SMALL | {"contexts": [64, 64]})
+    assert (found.done, found.total) == (1, 1)
+    (row,) = operator_rows.load(found.path)
+    assert len(row["seconds"]) == len(row["sdpa_seconds"]) == 3
+
+
 @pytest.mark.parametrize("nothing", ({"contexts": []}, {"operators": []}, {"names": []}))
 def test_to_ask_for_nothing_is_refused(tmp_path, nothing):
     with pytest.raises(LabError, match="must be one of each at least"):

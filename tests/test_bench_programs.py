@@ -118,8 +118,12 @@ def test_a_cell_whose_gate_is_red_is_not_timed(results, monkeypatch):
     assert frame.loc["h15", "gate"] == "red" and frame.loc["h15", ["ms", "vs_stock"]].isna().all()
     monkeypatch.undo()
     monkeypatch.setenv("SOFTMAXLAB_CACHE", results)
-    latency.duration([CELL], ["h15", "s(3)"], sweeps=2, results=results, **DRY)  # a red gate is read again
-    assert one_entry("duration", results).gates["h15"]["passed"] is True
+    # A red gate is read again, and a sweep is made anew once it can hold every kernel.
+    outcome = latency.duration([CELL], ["h15", "s(3)"], sweeps=2, results=results, **DRY)
+    entry = one_entry("duration", results)
+    assert entry.gates["h15"]["passed"] is True and outcome.done == outcome.total == 8 and not entry.partial
+    told = sorted((t["round"], t["kernel"]) for t in entry.turns)
+    assert told == sorted((r, k) for r in range(2) for k in entry.kernels)
 
 
 def test_a_kernel_that_computes_something_else_has_a_red_gate(monkeypatch):

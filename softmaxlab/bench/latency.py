@@ -117,8 +117,10 @@ def _cell(s: session.Session, entry: Entry, sweeps: int, window_ms: float) -> bo
     with torch.no_grad():
         replays = _graphs(s, entry, cell, window_ms)
     try:
-        first = len({t["round"] for t in entry.turns})
-        for sweep in range(first, sweeps):
+        for sweep in range(sweeps):
+            here = {t["kernel"] for t in entry.turns if t["round"] == sweep}
+            if replays.keys() <= here:
+                continue
             if s.budget.left() <= 0:
                 return False
             drawn = sorted(replays)
@@ -129,7 +131,9 @@ def _cell(s: session.Session, entry: Entry, sweeps: int, window_ms: float) -> bo
                 ms = s.machine.window(kernel, cell, replay, calls)
                 window = [ms, *s.machine.read()]
                 found.append({"round": sweep, "kernel": kernel, "windows": [window], "calls": calls})
-            entry.turns += found  # a sweep counts when every kernel has had its turn
+            # A sweep counts when every kernel has had its turn: one from when a kernel was refused is made anew.
+            kept = [t for t in entry.turns if t["round"] != sweep or t["kernel"] not in replays]
+            entry.turns[:] = kept + found
         return True
     finally:
         s.record.save()

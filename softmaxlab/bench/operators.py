@@ -124,8 +124,8 @@ def run(
     models.pick_device(device)
     ranges.count("bench operators: rounds", rounds, LEAST_ROUNDS)
     grid = itertools.product(modes, dtypes, contexts)
-    cases = [Case(m, d, c, *(SHAPES[device] if m == "attention" else ())) for m, d, c in grid]
-    wanted = [(backends.canonical(n), str(parse(t))) for n, t in itertools.product(names, operators)]
+    cases = _once(Case(m, d, c, *(SHAPES[device] if m == "attention" else ())) for m, d, c in grid)
+    wanted = _once((backends.canonical(n), str(parse(t))) for n, t in itertools.product(names, operators))
     if not cases or not wanted:
         raise LabError(
             f"bench operators: {len(cases)} cases and {len(wanted)} operators with a backend were asked for, but there "
@@ -152,6 +152,11 @@ def run(
         except KeyboardInterrupt:
             why = "it was interrupted"
     return Outcome(path, done, len(cases) * len(wanted), why)
+
+
+def _once(values: Iterable[Any]) -> list[Any]:
+    """Without repetition: what has two text forms is one thing to measure."""
+    return list(dict.fromkeys(values))
 
 
 @contextlib.contextmanager
