@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from softmaxlab import findings_kernel, packed_endpoints, report
+from softmaxlab import findings_kernel, report
 from softmaxlab.bench import gains
 from softmaxlab.findings import Section, Stored, linked
 from softmaxlab.statistics import Estimate
@@ -25,11 +25,11 @@ SECTIONS = (_GRIDS, _FAMILY, _TILES, _MATCHED, _TIMES, _SPEED, _LOSS)
 Sentence = Callable[[Stored, Path], str | None]
 
 
-def write_page(root: Path) -> Path:
-    """Write the answer to `book/_generated/answer.md`, which the front page includes."""
+def write_page(root: Path, stored: Stored | None = None) -> Path:
+    """Write the answer to `book/_generated/answer.md`, which the front page includes; `stored` spares reading again."""
     page = root / "book" / "_generated" / "answer.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text(Stored(str(root / "results")), root) + "\n", encoding="utf-8")
+    page.write_text(text(stored or Stored(str(root / "results")), root) + "\n", encoding="utf-8")
     return page
 
 
@@ -50,6 +50,10 @@ def change(ours: Estimate, what: str, shown: str) -> str:
     return f"changes {what} by {shown}" + (", not resolved from zero," if ours.resolved == "unresolved" else "")
 
 
+def _nats(ours: Estimate, section: Section, root: Path) -> str:
+    return linked(f"{report.interval(ours)} nats", section, root)
+
+
 def _levels(stored: Stored, root: Path) -> str | None:
     fine, even = (stored.cell and stored.cell.delta(f"grid(K=32{more})") for more in (",R=4", ""))
     if fine is None or even is None:
@@ -66,15 +70,13 @@ def _h15(stored: Stored, root: Path) -> str | None:
     if whole is None or stored.model not in tiles:
         return None
     inside = tiles.pop(stored.model)
-    first = linked(f"{report.interval(whole)} nats", _FAMILY, root)
-    second = linked(f"{report.interval(inside)} nats", _TILES, root)
+    first, second = _nats(whole, _FAMILY, root), _nats(inside, _TILES, root)
     said = (
         f"Rowmax-H15, an exponential of one addition and one shift, {change(whole, 'the loss', first)} on whole rows "
         f"and {change(inside, 'it', second)} in FlashAttention-4's kernel."
     )
     for model, e in tiles.items():
-        shown = linked(f"{report.interval(e)} nats", _TILES, root)
-        said += f" In `{model}` the kernel {change(e, 'it', shown).rstrip(',')}."
+        said += f" In `{model}` the kernel {change(e, 'it', _nats(e, _TILES, root)).rstrip(',')}."
     return said
 
 
@@ -82,10 +84,9 @@ def _no_number(stored: Stored, root: Path) -> str | None:
     apart = stored.cell and stored.cell.contrast("D_T(J0)")
     if apart is None or apart.resolved == "unresolved":
         return None
-    shown = linked(f"{report.interval(apart)} nats", _MATCHED, root)
     return (
         "How far the attention moves does not settle it: two changes of the same divergence, flatter than softmax and "
-        f"sharper, lose amounts that differ by {shown}."
+        f"sharper, lose amounts that differ by {_nats(apart, _MATCHED, root)}."
     )
 
 
@@ -103,15 +104,14 @@ def _paper_form(stored: Stored, root: Path) -> str | None:
 def _packed(stored: Stored, root: Path) -> str | None:
     kernel = findings_kernel.PACKED
     ours = findings_kernel.gain(stored, kernel)
-    costs = {s.model: s for s in packed_endpoints.losses(stored.results) if s.protocol == ("wikitext103", 2048)}
-    cost = costs[stored.model].delta(kernel) if stored.model in costs else None
+    source = findings_kernel.sources(stored).get(stored.model)
+    cost = source and source.delta(kernel)
     if ours is None or cost is None:
         return None
     time = linked(str(ours), _SPEED, root)
-    loss = linked(f"{report.interval(cost)} nats", _LOSS, root)
     return (
         f"`{kernel}`, a form of our own that makes two weights of a finer lattice in four instructions, is "
-        f"{_than_stock(ours)}: {time}; it {change(cost, 'the loss', loss).rstrip(',')}."
+        f"{_than_stock(ours)}: {time}; it {change(cost, 'the loss', _nats(cost, _LOSS, root)).rstrip(',')}."
     )
 
 

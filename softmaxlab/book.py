@@ -70,8 +70,9 @@ def build(
     scaling.write_page(root)
     paper_models.write_page(root)
     costs_page.write_page(root)
-    answer.write_page(root)
-    findings.write_page(root)
+    stored = findings.Stored(str(root / "results"))
+    answer.write_page(root, stored)
+    findings.write_page(root, stored)
     html = run_sphinx(root, every, strict=strict)
     loads = offline.external_loads(html)
     if loads:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -271,9 +271,9 @@ def _decoded(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise LabError(f"the text {path} is not UTF-8 (byte {error.start}); convert it first.") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a ~user that there is not
-        reason = getattr(error, "strerror", None) or error
         raise LabError(
-            f"the text {path} cannot be read ({reason}); give {WIKITEXT}, {PYDOC} or the path of a text that can."
+            f"the text {path} cannot be read ({refusal(error)}); give {WIKITEXT}, {PYDOC} or the path of a text that "
+            "can."
         ) from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 
 #: Fields of a document, by task; those of the others are `_CHOICE`.
 _FIELDS = {
@@ -43,9 +43,9 @@ def read_documents(name: str, folder: Path) -> list[dict]:
                 except ValueError as error:
                     raise LabError(f"line {number} of {path} is no document of {name}: {error}") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a ~user that there is not
-        reason = getattr(error, "strerror", None) or error
         raise LabError(
-            f"the documents of {name} in {folder} cannot be read ({reason}): give a folder that holds {name}.jsonl"
+            f"the documents of {name} in {folder} cannot be read ({refusal(error)}): give a folder that holds "
+            f"{name}.jsonl"
         ) from None
     if not documents:
         raise LabError(f"{path} holds no document")

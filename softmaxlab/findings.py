@@ -201,11 +201,11 @@ def target(finding: Finding | Section, root: Path) -> str | None:
     return None
 
 
-def write_page(root: Path) -> Path:
-    """Write the tables to `book/_generated/findings.md`, which the front page includes."""
+def write_page(root: Path, stored: Stored | None = None) -> Path:
+    """Write the tables to `book/_generated/findings.md`, which the front page includes; `stored` spares a reading."""
     from softmaxlab.status import table
 
-    stored = Stored(str(root / "results"))
+    stored = stored or Stored(str(root / "results"))
     head = ("finding", "the paper", "here", "agreement")
     parts = [f"### {title}\n\n{table(head, rows(found, stored, root))}" for title, found in tables().items()]
     page = root / "book" / "_generated" / "findings.md"

@@ -72,14 +72,19 @@ def _kernel(stored: Stored) -> Value | None:
     return dataclasses.replace(value, agreement=value.agreement + "".join(others))
 
 
+def sources(stored: Stored) -> dict[str, packed_endpoints.Losses]:
+    """Model → its losses under packed exponentials in the paper's protocol."""
+    return {s.model: s for s in packed_endpoints.losses(stored.results) if s.protocol == ("wikitext103", 2048)}
+
+
 def _half(stored: Stored) -> Value | None:
     """Whether the packed kernel loses at most half of what Rowmax-H15 does, in each model."""
-    sources = {s.model: s for s in packed_endpoints.losses(stored.results) if s.protocol == ("wikitext103", 2048)}
-    own = sources.pop(stored.model, None)
+    others = sources(stored)
+    own = others.pop(stored.model, None)
     if own is None:
         return None
     ours = own.beyond_half(PACKED)
-    said = "".join(f"; {m}: {packed_endpoints.verdict_of(s.beyond_half(PACKED))}" for m, s in sources.items())
+    said = "".join(f"; {m}: {packed_endpoints.verdict_of(s.beyond_half(PACKED))}" for m, s in others.items())
     text = f"{report.interval(ours)} nats above half of H15's"
     return Value(text, f"nothing published; target {packed_endpoints.verdict_of(ours)}{said}", own.kind)
 

@@ -49,9 +49,11 @@ def batch_size(model: PreTrainedModel, context: int) -> int:
     return max(1, min(BATCH_TOKENS // context, 1 << max(0, fits.bit_length() - 1)))
 
 
-def exhausted(error: RuntimeError) -> bool:
-    """Whether a pass failed for want of memory; the allocator of the CPU has no exception of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def exhausted(error: Exception) -> bool:
+    """Whether something failed for want of memory; the refusal of the CPU's allocator is any RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(said in str(error) for said in ("DefaultCPUAllocator", "can't allocate memory"))
 
 
 def release() -> None:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers import logging as transformers_logging
 
 from softmaxlab import checkpoint, gguf
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_LAYERS = 30  # of the file whose hash is pinned in softmaxlab.gguf; checked on loading
@@ -103,8 +103,7 @@ def resolve(model: str) -> Spec:
         if local := _local(model):
             return local
     except (OSError, RuntimeError) as error:  # too long, not to be searched; ~name of no user
-        why = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise LabError(f"model {model!r} cannot be looked up ({why}): {choices}") from error
+        raise LabError(f"model {model!r} cannot be looked up ({refusal(error).rstrip('.')}): {choices}") from error
     name, _, revision = model.partition("@")
     if name in PAPER_MODELS:
         return Spec(name, "hub", PAPER_MODELS[name], revision)

@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 
 KEY = b"softmaxlab.key"
 PROVENANCE = b"softmaxlab.provenance"
@@ -232,10 +232,10 @@ def _name_to_keep(path: Path) -> Path:
 
 def unreadable(path: Path, error: OSError) -> LabError:
     """The sentence on a file or folder that is there, or may be, and that the system does not let us read."""
-    reason = error.strerror or str(error)
-    return LabError(f"{path} cannot be read ({reason}), so it is left as it is; make it readable or move it away.")
+    return LabError(
+        f"{path} cannot be read ({refusal(error)}), so it is left as it is; make it readable or move it away."
+    )
 
 
 def _unwritable(folder: Path, error: OSError) -> LabError:
-    reason = error.strerror or str(error)
-    return LabError(f"the results folder {folder} cannot be written to ({reason}); give a folder that can.")
+    return LabError(f"the results folder {folder} cannot be written to ({refusal(error)}); give a folder that can.")

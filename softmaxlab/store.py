@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from softmaxlab import damage, parquet, segments
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 from softmaxlab.losskey import COLUMNS as COLUMNS
 from softmaxlab.losskey import KINDS, LOSSES, NAMES, PROTOCOL, Kind, LossKey, checked_rows, empty, merged_rows
 
@@ -45,9 +45,8 @@ class Store:
         try:
             is_file = self.root.exists() and not self.root.is_dir()
         except OSError as error:  # a name that is too long, or a folder above that may not be searched
-            reason = error.strerror or str(error)
             raise LabError(
-                f"the results folder {self.root} cannot be looked at ({reason}); give one that can."
+                f"the results folder {self.root} cannot be looked at ({refusal(error)}); give one that can."
             ) from None
         if is_file:
             raise LabError(f"the results folder {self.root} is a file; give a folder.")

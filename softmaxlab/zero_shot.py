@@ -21,7 +21,7 @@ from tqdm import tqdm
 from softmaxlab import backends, models
 from softmaxlab.attention import check_supported, inject
 from softmaxlab.conditions import BASELINE, Condition, canonical
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 from softmaxlab.evaluate import environment, find_results
 from softmaxlab.store import Store
 from softmaxlab.zero_shot_records import KIND, PROTOCOL, TASKS, check_tasks, tidy
@@ -85,8 +85,7 @@ def data_folder(data: str = "") -> str:
     try:
         there = not folder or Path(folder).expanduser().is_dir()
     except (OSError, RuntimeError) as error:  # RuntimeError: a ~user that there is not
-        reason = getattr(error, "strerror", None) or error
-        raise LabError(f"the folder {folder} cannot be looked at ({reason}): give one that can") from None
+        raise LabError(f"the folder {folder} cannot be looked at ({refusal(error)}): give one that can") from None
     if not there:
         raise LabError(f"there is no folder {folder}: give one that holds files such as hellaswag.jsonl")
     return folder

@@ -34,6 +34,7 @@ from softmaxlab.bench.cells import LENGTHS
 from softmaxlab.bench.record import locked
 from softmaxlab.bench.turns import Budget, Outcome, environment, interruptible
 from softmaxlab.errors import LabError
+from softmaxlab.memory import exhausted
 from softmaxlab.operators import parse
 
 FORMAT = 1
@@ -165,9 +166,7 @@ def _fitting(case: Case, device: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch has an exception of its own on CUDA; on the CPU its allocator's refusal is any RuntimeError.
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-        if not full:
+        if not exhausted(error):
             raise
         raise LabError(
             f"bench operators: {case} does not fit into the memory of {device}: ask for a shorter context; the cases "

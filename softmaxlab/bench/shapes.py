@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
-from softmaxlab.errors import LabError
+from softmaxlab.errors import LabError, refusal
 
 NUMBER = int | float  # NaN too, which stands for what a GPU does not tell
 POSITIVE = "a finite number above 0"
@@ -67,7 +67,7 @@ def load(path: Path, version: int, shape: dict) -> dict[str, Any]:
             raise ValueError(f"format {held['format']}")
         check(held, shape)
     except OSError as error:  # a folder of that name, or one that may not be read
-        raise no_record(path, error.strerror or error) from None
+        raise no_record(path, refusal(error)) from None
     except (ValueError, RecursionError) as error:
         raise no_record(path, error) from None
     return held
