@@ -124,7 +124,7 @@ Markdown(
 # %% [markdown]
 # Every loss and error below is **measured**. Columns and markers of the paper are **published** numbers. A column
 # `floor` compares an effect with what equivalent implementations of the same operators differ by
-# ({ref}`floor`): an effect *below* its floor cannot be told from rounding, whatever its interval.
+# ({ref}`floor`): an effect *below* its floor may be one of rounding.
 
 # %% [markdown]
 # (concentration)=

@@ -23,7 +23,7 @@
 #    the nearer edge, or one interpolated between both?
 # 2. **A lattice at the row maximum.** Can the grid over the full range be replaced by powers of two counted down
 #    from the maximum, which needs no row minimum and no table of edges? And how far down must it go?
-# 3. **The floor.** How small may an effect be before it cannot be told from rounding?
+# 3. **The floor.** How small may an effect be before it may be one of rounding?
 #
 # The first two follow §4.4 and appendices A.5, A.6 and D.5 of {cite:t}`zhu2026softmax`, with Figure S7. The third
 # has no counterpart there.

@@ -169,7 +169,7 @@ def against_floor(value: float, limit: float, transform: Callable[[float], float
 
 
 def floor_note(rows: Iterable[tuple[str, Estimate, object]], floors: Iterable[float]) -> str:
-    """A sentence made from the data: which effects of a table cannot be told from rounding."""
+    """A sentence made from the data: which effects of a table may be of rounding."""
     rows = list(rows)
     low = [label for (label, e, _), limit in zip(rows, floors, strict=True) if floor.below(e.mean, limit)]
     if not low:
